@@ -1,0 +1,1 @@
+"""Everything about running and watching the pipeline: parameters, tracking, pages."""

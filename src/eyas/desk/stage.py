@@ -1,0 +1,54 @@
+"""What every stage does around its work: parameters in, metrics and a tracked run out, errors in one line.
+
+Writes: metrics/<stage>[-<data set>].json.
+"""
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from eyas.desk.params import Params
+from eyas.errors import EyasError
+from eyas.files import write_json
+from eyas.settings import Runtime
+
+CONF = "../../../conf"  # relative to a module in stages/, as hydra.main wants it
+log = logging.getLogger("eyas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a stage tells of itself: numbers for DVC and MLflow, and a line for the reader."""
+
+    summary: str
+    metrics: Mapping[str, float | int]  # unit in the name; every stage's rows add up
+    inputs: tuple[Path, ...] = ()  # files whose DVC digests are logged as data sets
+    artifacts: tuple[Path, ...] = ()  # small files kept with the run
+    curves: tuple[tuple[str, int, float], ...] = field(default=())  # (metric, step, value)
+
+
+def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -> None:
+    """Run `work`, write its metrics, record it; exit 1 with one line on an error that the user can mend."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    started = time.time()
+    params = Params(config)
+    title = f"{name}@{params.value('select')}" if params.value("select") else name
+    try:
+        runtime = params.knob("runtime", Runtime)
+        report = work(params)
+        write_json(Path("metrics") / f"{title.replace('@', '-')}.json", dict(report.metrics))
+    except (EyasError, OSError) as error:
+        log.debug("%s failed", title, exc_info=True)
+        sys.exit(f"{title}: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"{title}: interrupted; what was finished is kept, run the same command again to go on")
+    if runtime.tracking != "off":
+        from eyas.desk import tracking
+
+        tracking.record(title, params, report, started_s=started)
+    print(f"{title}: {report.summary}")

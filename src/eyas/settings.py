@@ -1,0 +1,222 @@
+"""Every option there is: one frozen dataclass a section of conf/, strictly filled by eyas.desk.params.
+
+A field without a default must stand in conf/. Units are in the names.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSource:
+    """Where the target's weights and tokenizer come from."""
+
+    kind: str  # wheel_gguf | hub | folder | train_tiny
+    package: str | None = None  # wheel_gguf: installed package that holds the file
+    file: str | None = None  # wheel_gguf: file name inside the package
+    sha256: str | None = None  # wheel_gguf: of that file
+    repo: str | None = None  # hub: owner/name
+    revision: str | None = None  # hub: full commit hash
+    path: str | None = None  # folder: a Hugging Face folder
+    steps: int | None = None  # train_tiny: optimiser steps
+    seed: int | None = None  # train_tiny
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The model that answers and that the drafter learns to foresee."""
+
+    name: str
+    codec: str  # tokens/codecs: how prompts are rendered and replies become ids
+    dtype: str  # of the saved weights: bfloat16 | float32
+    source: TargetSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What the local endpoint charges, so that money is real in the default run too."""
+
+    prompt_usd_per_mtok: float
+    completion_usd_per_mtok: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Who answers; how it is reached stands under runtime.connection."""
+
+    name: str  # local | openrouter
+    model: str
+    provider: dict[str, Any]  # OpenRouter's provider object, sent as it is
+    prices: Prices | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a data set's upstream rows come from."""
+
+    kind: str  # file | wheel | hub
+    path: str | None = None  # file, hub: a path; wheel: a path inside the package
+    package: str | None = None  # wheel
+    repo: str | None = None  # hub
+    revision: str | None = None  # hub: full commit hash
+    split: str | None = None  # hub
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetPrepare:
+    """How many upstream rows become prompts; the seed shuffles before the cut."""
+
+    schema: str  # prompts/schemas: messages | bfcl | humaneval | ...
+    max_rows: int | None
+    partition: str | None  # null: by prompt length
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetGenerate:
+    """What may be spent on one data set."""
+
+    budget_tokens: int | None  # prompt + completion tokens; null: all prompts
+    samples_per_prompt: int
+    max_tokens: int | None  # null: the partition's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """One data set: `prompts` are answered by the target, `trajectories` were already written by it."""
+
+    kind: str
+    licence: str
+    source: Source
+    prepare: DatasetPrepare
+    generate: DatasetGenerate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heldout:
+    """The evaluation split: rows whose id hashes below `permille`, never sent, never trained on."""
+
+    permille: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionRule:
+    """Short or long, and how many tokens an answer may have."""
+
+    max_prompt_tokens: int | None  # null: no limit
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Sent with every request and part of its fingerprint."""
+
+    temperature: float
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validate:
+    """Gates: which rows are dropped, and when the stage fails."""
+
+    max_count_delta: int  # tokens between rebuilt ids and billing that still count as near
+    keep_near: bool
+    min_accepted_share: float  # 0..1; below it the stage fails with the table of reasons
+    repeat_ngram: int  # a reply whose last `repeat_times` n-grams are equal is a loop
+    repeat_times: int
+    drop_loops: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """The training mixture."""
+
+    sources: tuple[str, ...]
+    caps: dict[str, int]  # data set -> at most so many samples
+    max_tokens: int  # longer samples are cut at a reply's start, never inside a reply
+    val_permille: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extract:
+    """Which hidden states are kept, and how."""
+
+    backend: str  # transformers
+    layers: tuple[int, ...] | None  # outputs of these layers; null: [1, N/2-1, N-4]
+    codec: str  # bf16
+    shard_tokens: int
+    batch_tokens: int  # real tokens a forward pass, rows of like length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """The shape of the drafter; null takes the target's."""
+
+    family: str  # eagle3
+    draft_vocab_size: int
+    num_attention_heads: int | None
+    num_key_value_heads: int | None
+    intermediate_size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train:
+    """The training run. Rates and sizes are per optimiser step."""
+
+    start: str  # ridge | random
+    ridge_strength: float
+    norm_scale: float  # final norm weight at the start: softer logits, same argmax
+    lr: float
+    tokens_per_step: int
+    epochs: int
+    ttt_steps: int
+    ttt_decay: float
+    warmup_ratio: float
+    clip_norm: float
+    weight_decay: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """Draft-verify decoding on the held-out prompts."""
+
+    max_prompts_per_set: int
+    max_new_tokens: int
+    draft_steps: tuple[int, ...]  # the K of each run; the table is at `headline_steps`
+    headline_steps: int
+    lookup_ngram: int  # prompt lookup tries this n-gram, then shorter ones
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """How the endpoint is reached."""
+
+    url: str | None  # null: start the local server on a free port
+    api_key_env: str | None  # name of the environment variable; the key itself is never written
+    timeout_s: float  # wall deadline of one request
+    attempts: int  # at most, per row
+    slots: int  # local: rows decoded together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRuntime:
+    """How training is watched and saved."""
+
+    checkpoint_every_s: float
+    log_every_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """This machine and this moment: nothing here changes an output, so nothing here is in a `params:` list."""
+
+    tracking: str  # mlflow | off
+    threads: int | None  # torch threads; null: all cores
+    store: str  # folder of the hidden-state shards
+    concurrency: dict[str, int]  # partition -> requests in flight at most
+    connection: Connection
+    train: TrainRuntime

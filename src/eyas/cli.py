@@ -1,0 +1,90 @@
+"""The `eyas` command. Heavy modules are imported by the command that needs them."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eyas.errors import EyasError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich would cost half of the start-up time
+    help="From prompts to an EAGLE-3 drafter. "
+    "`make run` runs the whole pipeline; these are its tools.",
+)
+
+
+@app.command()
+def params(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Hydra overrides, e.g. experiment=tiny")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 if params.yaml has drifted")
+    ] = False,
+) -> None:
+    """Compose conf/ into params.yaml, and check every key."""
+    from eyas.desk import params as desk
+    from eyas.files import write_text
+
+    text = desk.compose(overrides or ())
+    desk.check(text)
+    if not check:
+        write_text(desk.PARAMS_FILE, text)
+        typer.echo(f"{desk.PARAMS_FILE}: written")
+    elif drift := desk.drift(text):
+        typer.echo(drift)
+        raise typer.Exit(1)
+    else:
+        typer.echo(f"{desk.PARAMS_FILE}: in step with {desk.CONF_FOLDER}/")
+
+
+@app.command()
+def serve(
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1")] = 8800,
+) -> None:
+    """Serve the local target behind OpenRouter's chat API, as configured in params.yaml."""
+    from eyas.desk import local_endpoint
+    from eyas.desk.params import read_params
+
+    local_endpoint.serve_from_params(read_params(), port=port)
+
+
+@app.command()
+def summary() -> None:
+    """Print what the last run made: data, money, drafter, and where to look next."""
+    from eyas.desk.summary import print_summary
+
+    print_summary(Path())
+
+
+@app.command()
+def verify() -> None:
+    """Check every shard of the hidden-state store against its manifest."""
+    from eyas.desk.params import read_params
+    from eyas.settings import Runtime
+    from eyas.states.store import verify as faults_of
+
+    manifest = Path("data/hidden_states/manifest.json")
+    faults = faults_of(manifest, Path(read_params().knob("runtime", Runtime).store))
+    for fault in faults:
+        typer.echo(fault)
+    if faults:
+        raise typer.Exit(1)
+    typer.echo(f"{manifest}: every shard is there and unaltered")
+
+
+def main() -> None:
+    """Run the command line; an error that the user can mend is one line, never a traceback."""
+    try:
+        app()
+    except (EyasError, OSError) as error:
+        sys.exit(f"eyas: error: {error}")
+
+
+if __name__ == "__main__":
+    main()

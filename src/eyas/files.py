@@ -1,11 +1,12 @@
-"""Reading and writing whole files: atomic, checked, with the line that is wrong named in the error."""
+"""Reading and writing whole files: atomic, checked, naming the line that is wrong."""
 
 import contextlib
 import dataclasses
 import hashlib
+import inspect
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,8 @@ _CHUNK_BYTES = 1 << 22
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it replaces `path`, on failure it is removed."""
+def replacing(path: Path) -> Generator[Path]:
+    """Yield a temporary path that replaces `path` on success and is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -62,11 +63,15 @@ def read_json(path: Path, *, hint: str | None = None) -> Any:
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> int:
-    """Write dataclasses or plain values, one JSON document a line, atomically; return their number."""
+    """Write dataclasses or plain values, one JSON document a line; return their number."""
     count = 0
     with replacing(path) as temporary, temporary.open("wb") as out:
         for row in rows:
-            value = dataclasses.asdict(row) if dataclasses.is_dataclass(row) and not isinstance(row, type) else row
+            value = (
+                dataclasses.asdict(row)
+                if dataclasses.is_dataclass(row) and not isinstance(row, type)
+                else row
+            )
             out.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
             count += 1
     return count
@@ -83,19 +88,25 @@ def read_jsonl(path: Path, *, hint: str | None = None) -> Iterator[dict[str, Any
             except orjson.JSONDecodeError as error:
                 raise EyasError(f"{path}:{number}: not JSON ({error})", hint=hint) from None
             if not isinstance(value, dict):
-                raise EyasError(f"{path}:{number}: expected an object, got {type(value).__name__}", hint=hint)
+                raise EyasError(
+                    f"{path}:{number}: expected an object, got {type(value).__name__}", hint=hint
+                )
             yield value
 
 
 def read_records(path: Path, record: type[R], *, hint: str | None = None) -> list[R]:
-    """Read a JSONL file of one record type; lists come back as tuples, unknown or missing keys are errors."""
-    names = {f.name for f in dataclasses.fields(record)}  # pyrefly: ignore
+    """Read a JSONL file of one record type; lists come back as tuples, a wrong key is an error."""
+    names = set(inspect.signature(record).parameters)
     rows = []
     for number, value in enumerate(read_jsonl(path, hint=hint), start=1):
         if unknown := set(value) - names:
-            raise EyasError(f"{path}:{number}: unknown keys {sorted(unknown)} for {record.__name__}", hint=hint)
+            raise EyasError(
+                f"{path}:{number}: unknown keys {sorted(unknown)} for {record.__name__}", hint=hint
+            )
         try:
-            rows.append(record(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}))
+            rows.append(
+                record(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
+            )
         except TypeError as error:
             raise EyasError(f"{path}:{number}: {error}", hint=hint) from None
     return rows

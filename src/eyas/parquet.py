@@ -1,6 +1,6 @@
 """Samples on disk: one parquet row a sample, ids as int32 lists, spans as flat pairs.
 
-Source: docs/contracts.md. pyarrow is imported on use, so that modules which only pass samples on start at once.
+Source: docs/contracts.md. pyarrow is imported on use, so that other modules start at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -47,14 +47,17 @@ def _columns(samples: list[Sample]) -> dict[str, list[Any]]:
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> int:
-    """Write samples as a zstd parquet file, atomically and in bounded memory; return their number."""
+    """Write samples as zstd parquet, atomically and in bounded memory; return their number."""
     import itertools
 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows, count = iter(samples), 0
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, _schema(), compression="zstd") as writer:
+    with (
+        replacing(path) as temporary,
+        pq.ParquetWriter(temporary, _schema(), compression="zstd") as writer,
+    ):
         while batch := list(itertools.islice(rows, _ROWS_PER_BATCH)):
             writer.write_table(pa.table(_columns(batch), schema=_schema()))
             count += len(batch)

@@ -10,14 +10,16 @@ from typing import Any
 
 import orjson
 
-Message = dict[str, Any]  # {"role", "content", "name"?, "tool_calls"?, "tool_call_id"?}, OpenAI's form
+Message = dict[
+    str, Any
+]  # {"role", "content", "name"?, "tool_calls"?, "tool_call_id"?}, OpenAI's form
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Span = tuple[int, int]  # [start, end) of a reply in input_ids, the end-of-turn token included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A row to be answered (kind `prompts`) or a conversation the target wrote (kind `trajectories`)."""
+    """A row to be answered (`prompts`) or a conversation the target wrote (`trajectories`)."""
 
     id: str
     dataset: str

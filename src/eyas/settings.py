@@ -1,4 +1,4 @@
-"""Every option there is: one frozen dataclass a section of conf/, strictly filled by eyas.desk.params.
+"""Every option there is: a frozen dataclass for each section of conf/, strictly filled.
 
 A field without a default must stand in conf/. Units are in the names.
 """
@@ -83,7 +83,7 @@ class DatasetGenerate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """One data set: `prompts` are answered by the target, `trajectories` were already written by it."""
+    """One data set: the target answers `prompts`; it has already written `trajectories`."""
 
     kind: str
     licence: str
@@ -212,7 +212,7 @@ class TrainRuntime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """This machine and this moment: nothing here changes an output, so nothing here is in a `params:` list."""
+    """This machine, this moment: changes no output and is in no `params:` list."""
 
     tracking: str  # mlflow | off
     threads: int | None  # torch threads; null: all cores

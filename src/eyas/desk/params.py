@@ -1,17 +1,18 @@
 """Parameters: composed from conf/, written to params.yaml, read back strictly.
 
 Reads: conf/. Writes: params.yaml. Run: eyas params [--check].
-Source: https://hydra.cc/docs/advanced/compose_api/ ; DVC writes the same bytes for `dvc exp run -S`.
+Source: https://hydra.cc/docs/advanced/compose_api/ (DVC gives the same bytes, a test asserts it).
 """
 
 import dataclasses
-import functools
+import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,12 +26,17 @@ CONF_FOLDER = Path("conf")
 class Params:
     """The composed configuration, handing out sections and remembering which were asked for.
 
-    `section` is for what changes a stage's output and so must stand in its `params:` list in dvc.yaml;
-    `knob` is for what does not (threads, addresses, folders) and must not stand there. A test compares.
+    `section` is for what changes a stage's output and so must stand in its `params:` list in
+    dvc.yaml; `knob` is for what does not (threads, addresses, folders) and must not stand there.
+    A test compares.
     """
 
     def __init__(self, config: DictConfig | Mapping[str, Any]) -> None:
-        value = OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else dict(config)
+        value = (
+            OmegaConf.to_container(config, resolve=True)
+            if isinstance(config, DictConfig)
+            else dict(config)
+        )
         self._tree = typing.cast("dict[str, Any]", value)
         self.sections: set[str] = set()
         self.knobs: set[str] = set()
@@ -51,7 +57,10 @@ class Params:
         for depth, key in enumerate(path.split("."), start=1):
             if not isinstance(value, Mapping) or key not in value:
                 missing = ".".join(path.split(".")[:depth])
-                raise EyasError(f"{PARAMS_FILE}: no key '{missing}'", hint="add it under conf/, then run `eyas params`")
+                raise EyasError(
+                    f"{PARAMS_FILE}: no key '{missing}'",
+                    hint="add it under conf/, then run `eyas params`",
+                )
             value = value[key]
         return value
 
@@ -61,7 +70,10 @@ class Params:
 
 
 def fill(kind: Any, value: Any, path: str) -> Any:
-    """Turn plain values into `kind` (dataclass, scalar, optional, tuple or dict); name the key that does not fit."""
+    """Turn plain values into `kind`: dataclass, scalar, optional, tuple or dict.
+
+    Raises: EyasError naming the key that does not fit.
+    """
     if dataclasses.is_dataclass(kind):
         return _fill_dataclass(typing.cast("type", kind), value, path)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -82,11 +94,14 @@ def _fill_dataclass(kind: type, value: Any, path: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(kind)}
     if unknown := sorted(set(value) - set(fields)):
         raise EyasError(
-            f"params: unknown key '{path}.{unknown[0]}'", hint=f"{path} knows {', '.join(sorted(fields))}"
+            f"params: unknown key '{path}.{unknown[0]}'",
+            hint=f"{path} knows {', '.join(sorted(fields))}",
         )
     for name, field in fields.items():
         if name not in value and field.default is dataclasses.MISSING:
-            raise EyasError(f"params: missing key '{path}.{name}'", hint="every option stands in conf/")
+            raise EyasError(
+                f"params: missing key '{path}.{name}'", hint="every option stands in conf/"
+            )
     hints = typing.get_type_hints(kind)
     return kind(**{name: fill(hints[name], item, f"{path}.{name}") for name, item in value.items()})
 
@@ -96,7 +111,11 @@ def _fill_scalar(kind: Any, value: Any, path: str) -> Any:
         return value
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if typing.get_origin(kind) is None and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+    if (
+        typing.get_origin(kind) is None
+        and isinstance(value, kind)
+        and (kind is bool or not isinstance(value, bool))
+    ):
         return value
     expected = getattr(kind, "__name__", str(kind))
     raise EyasError(f"params: '{path}' must be {expected}, got {value!r} ({type(value).__name__})")
@@ -112,18 +131,22 @@ def compose(overrides: Sequence[str] = (), folder: Path = CONF_FOLDER) -> str:
     from hydra.errors import HydraException
 
     if not (folder / "config.yaml").is_file():
-        raise EyasError(f"{folder}/config.yaml: no such file", hint="run from the repository's top folder")
+        raise EyasError(
+            f"{folder}/config.yaml: no such file", hint="run from the repository's top folder"
+        )
     try:
         with initialize_config_dir(str(folder.resolve()), version_base=None):
             config = hydra_compose("config", overrides=list(overrides))
         OmegaConf.resolve(config)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise EyasError(f"conf: {' '.join(str(error).split())}", hint="see the groups and keys under conf/") from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        raise EyasError(
+            f"conf: {' '.join(str(error).split())}", hint="see the groups and keys under conf/"
+        ) from error
     return OmegaConf.to_yaml(config)
 
 
 def check(text: str) -> Params:
-    """Parse params text and fill every section once, so that a typo is told before any work starts."""
+    """Parse params text and fill every section once, so that a typo is told before any work."""
     params = Params(typing.cast("DictConfig", OmegaConf.create(text)))
     for path, kind in _all_sections(params):
         params.section(path, kind)
@@ -150,7 +173,22 @@ def _all_sections(params: Params) -> list[tuple[str, Any]]:
     return [*fixed, *((f"datasets.{name}", s.Dataset) for name in params.value("datasets"))]
 
 
-@functools.cache
-def known_experiments(folder: Path = CONF_FOLDER) -> tuple[str, ...]:
-    """Return the names under conf/experiment."""
-    return tuple(sorted(p.stem for p in (folder / "experiment").glob("*.yaml")))
+def read_params(path: Path = PARAMS_FILE) -> Params:
+    """Read params.yaml as it stands, experiment overrides included."""
+    if not path.is_file():
+        raise EyasError(f"{path}: no such file", hint="run `eyas params` (or `make run`)")
+    return Params(typing.cast("DictConfig", OmegaConf.load(path)))
+
+
+def drift(text: str, path: Path = PARAMS_FILE) -> str:
+    """Return the unified diff from params.yaml to what conf/ gives; empty when they are in step."""
+    current = path.read_text(encoding="utf-8") if path.is_file() else ""
+    lines = difflib.unified_diff(
+        current.splitlines(),
+        text.splitlines(),
+        str(path),
+        f"{CONF_FOLDER}/ composed",
+        lineterm="",
+        n=2,
+    )
+    return "\n".join(lines)

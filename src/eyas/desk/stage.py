@@ -1,4 +1,4 @@
-"""What every stage does around its work: parameters in, metrics and a tracked run out, errors in one line.
+"""The frame of every stage: parameters in, metrics and a tracked run out, errors in one line.
 
 Writes: metrics/<stage>[-<data set>].json.
 """
@@ -33,7 +33,7 @@ class Report:
 
 
 def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -> None:
-    """Run `work`, write its metrics, record it; exit 1 with one line on an error that the user can mend."""
+    """Run `work`, write its metrics, record it; exit 1 with one line on a user's error."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     started = time.time()
     params = Params(config)
@@ -46,7 +46,9 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
         log.debug("%s failed", title, exc_info=True)
         sys.exit(f"{title}: error: {error}")
     except KeyboardInterrupt:
-        sys.exit(f"{title}: interrupted; what was finished is kept, run the same command again to go on")
+        sys.exit(
+            f"{title}: interrupted; what was finished is kept, run the same command again to go on"
+        )
     if runtime.tracking != "off":
         from eyas.desk import tracking
 

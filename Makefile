@@ -1,0 +1,58 @@
+# `make` lists the targets. Python of the virtual environment first on PATH, so that DVC's stages use it too.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export OMP_WAIT_POLICY := passive
+export HF_HUB_OFFLINE ?= 1
+export DVC_NO_ANALYTICS := true
+
+.PHONY: help install run test check fast lock ui clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(VENV)/.run ## create .venv from the locked requirements
+
+# pip takes torch (it alone finds a CPU build where the machine offers one); uv takes the rest in seconds.
+$(VENV)/.run: requirements/torch.txt requirements/base.lock requirements/data.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "eyas needs Python >= 3.11")'
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt -r requirements/uv.txt
+	$(VENV)/bin/uv pip install -q -r requirements/base.lock
+	$(VENV)/bin/uv pip install -q --no-deps -r requirements/data.lock -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.lock
+	$(VENV)/bin/uv pip install -q -r requirements/dev.lock
+	touch $@
+
+run: $(VENV)/.run ## prompts to drafter: compose, dvc repro, summary
+	eyas params
+	dvc repro
+	eyas summary
+
+test: $(VENV)/.dev ## format, lint, types, all tests, coverage
+	$(MAKE) --no-print-directory check
+	pytest --cov --cov-report=term --cov-fail-under=90
+
+fast: $(VENV)/.dev ## the fast tests only
+	pytest -m "not slow"
+
+check: $(VENV)/.dev ## format, lint, types, parameters in step
+	ruff format --check .
+	ruff check .
+	pyrefly check
+	eyas params --check
+
+lock: $(VENV)/.run ## resolve requirements/*.in again
+	cd requirements && for name in base dev; do \
+	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in $$( [ $$name = dev ] && echo dev.in ) -o $$name.lock; done
+	cd requirements && uv pip compile -q --no-deps --no-header --no-annotate --generate-hashes data.in -o data.lock
+
+ui: $(VENV)/.run ## MLflow on http://127.0.0.1:5000
+	mlflow server --backend-store-uri sqlite:///var/mlflow.db --host 127.0.0.1 --port 5000 --workers 1
+
+clean: ## remove journals, checkpoints, shards and caches under var/ (asks; paid answers are in there)
+	@read -r -p "remove var/ with every journal in it? [y/N] " answer && [ "$$answer" = y ] && rm -rf var

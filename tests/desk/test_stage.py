@@ -1,0 +1,73 @@
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from eyas.desk.params import Params
+from eyas.desk.stage import Report, run_stage
+from eyas.errors import EyasError
+
+RUNTIME = {
+    "tracking": "off",
+    "threads": 1,
+    "store": "var/states",
+    "concurrency": {"short": 1},
+    "connection": {"url": None, "api_key_env": None, "timeout_s": 1, "attempts": 1, "slots": 1},
+    "train": {"checkpoint_every_s": 1, "log_every_steps": 1},
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DictConfig:
+    monkeypatch.chdir(tmp_path)
+    return OmegaConf.create({"select": "chat", "runtime": RUNTIME})
+
+
+def test_a_stage_writes_its_metrics_and_says_one_line(
+    config: DictConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_stage("prepare", lambda _: Report(summary="3 rows", metrics={"rows_in": 3}), config)
+    assert json.loads(Path("metrics/prepare-chat.json").read_text()) == {"rows_in": 3}
+    assert capsys.readouterr().out == "prepare@chat: 3 rows\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (EyasError("rows.jsonl:7: no role", hint="mend it"), "rows.jsonl:7: no role\n  hint: mend"),
+        (OSError(28, "No space left on device", "x.bin"), "No space left on device"),
+        (KeyboardInterrupt(), "run the same command again"),
+    ],
+)
+def test_an_error_of_the_user_is_one_line_and_no_metrics(
+    config: DictConfig, error: BaseException, words: str
+) -> None:
+    def work(_: Params) -> Report:
+        raise error
+
+    with pytest.raises(SystemExit) as caught:
+        run_stage("prepare", work, config)
+    assert words in str(caught.value)
+    assert not Path("metrics").exists()
+
+
+def test_a_defect_of_ours_keeps_its_traceback(config: DictConfig) -> None:
+    def broken(_: Params) -> Report:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_stage("prepare", broken, config)
+
+
+def test_a_stage_is_tracked_unless_it_is_off(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    tracking = pytest.importorskip("eyas.desk.tracking")
+    monkeypatch.setattr(tracking, "record", lambda title, *_, **__: seen.append(title))
+    report = Report(summary="", metrics={})
+    run_stage("prepare", lambda _: report, config)
+    config.runtime.tracking = "mlflow"
+    run_stage("prepare", lambda _: report, config)
+    assert seen == ["prepare@chat"]

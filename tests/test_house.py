@@ -1,0 +1,88 @@
+"""The house rules of docs/contracts.md, read from the source with `ast`."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+SRC = Path("src/eyas")
+WINGS = {"prompts", "generation", "tokens", "states", "drafter"}
+FLOOR = {"errors", "records", "files", "parquet", "settings"}
+MODULES = sorted(SRC.rglob("*.py"))
+ONLY_HERE = {"mlflow": {"desk/tracking.py"}, "httpx": {"generation/client.py"}}
+TORCH_ROOMS = {"states", "drafter"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Return the dotted names a module imports, at the top or inside functions."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room_of(path: Path) -> str:
+    """Return the wing, `desk`, `stages`, or the floor module's own name."""
+    relative = path.relative_to(SRC)
+    return relative.parts[0].removesuffix(".py")
+
+
+def eyas_rooms(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imports_of(path) if name.startswith("eyas.")}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_imports_run_from_stages_to_desk_to_wings_to_floor(path: Path) -> None:
+    room, used = room_of(path), eyas_rooms(path)
+    allowed = {
+        "cli": {"desk", "states"} | FLOOR,
+        "stages": {"desk"} | WINGS | FLOOR,
+        "desk": {"desk"} | WINGS | FLOOR,
+        **{wing: {wing} | FLOOR for wing in WINGS},
+        **dict.fromkeys(FLOOR, FLOOR),
+    }.get(room, set())
+    assert used <= allowed, f"{path} imports {sorted(used - allowed)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_outside_packages_are_imported_in_their_room_only(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports_of(path)}
+    relative = path.relative_to(SRC).as_posix()
+    for package, rooms in ONLY_HERE.items():
+        assert package not in roots or relative in rooms, f"{path} imports {package}"
+    assert "torch" not in roots or room_of(path) in TORCH_ROOMS | {"stages"}, (
+        f"{path} imports torch"
+    )
+
+
+def test_every_stage_of_the_pipeline_has_its_module() -> None:
+    stages = set(yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"])
+    modules = {p.stem for p in (SRC / "stages").glob("*.py")} - {"__init__"}
+    assert stages == modules
+
+
+@pytest.mark.parametrize("path", MODULES, ids=str)
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.count("\n") <= 350, f"{path} is too long"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= 60, f"{path}:{node.lineno} {node.name} has {length} lines"
+
+
+def test_the_whole_source_stays_within_its_budget() -> None:
+    assert sum(p.read_text(encoding="utf-8").count("\n") for p in MODULES) <= 8000
+
+
+def test_locks_name_no_host_and_no_cuda() -> None:
+    for lock in Path("requirements").glob("*.lock"):
+        text = lock.read_text(encoding="utf-8")
+        assert "://" not in text, lock
+        assert "nvidia" not in text, lock
+        assert not any(line.startswith("torch==") for line in text.splitlines()), lock

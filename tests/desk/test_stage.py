@@ -1,6 +1,9 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
@@ -71,3 +74,33 @@ def test_a_stage_is_tracked_unless_it_is_off(
     config.runtime.tracking = "mlflow"
     run_stage("prepare", lambda _: report, config)
     assert seen == ["prepare@chat"]
+
+
+ORPHAN = """
+import os, sys, time
+os.environ["DVC_STAGE"] = "x"
+from eyas.desk import stage
+stage._end_with_dvc()
+print("ready", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_stage_ends_when_dvc_is_killed() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, ORPHAN], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert psutil.wait_procs([child], timeout=20)[0]

@@ -3,7 +3,10 @@
 Writes: metrics/<stage>[-<data set>].json.
 """
 
+import ctypes
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +20,7 @@ from eyas.errors import EyasError
 from eyas.files import write_json
 from eyas.settings import Runtime
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CONF = "../../../conf"  # relative to a module in stages/, as hydra.main wants it
 log = logging.getLogger("eyas")
 
@@ -35,6 +39,7 @@ class Report:
 def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -> None:
     """Run `work`, write its metrics, record it; exit 1 with one line on a user's error."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    _end_with_dvc()
     started = time.time()
     params = Params(config)
     title = f"{name}@{params.value('select')}" if params.value("select") else name
@@ -54,3 +59,9 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
 
         tracking.record(title, params, report, started_s=started)
     print(f"{title}: {report.summary}")
+
+
+def _end_with_dvc() -> None:
+    """Let Linux end this process when DVC is killed: an orphan would go on holding the journal."""
+    if os.environ.get("DVC_STAGE") and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,78 @@
+"""A copy of the repository on the tiny target, for tests that type what a user types."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path.cwd()
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.egg-info")
+COPIED = (".dvc/config", ".dvcignore", ".gitignore", "Makefile", "README.md", "dvc.yaml", "docs")
+COPIED += ("conf", "data/sources", "params.yaml", "pyproject.toml", "requirements", "src")
+
+Shell = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+def copy_repository(folder: Path) -> None:
+    """Lay a copy of the project into `folder`, default experiment tiny, as a git repository."""
+    for name in COPIED:
+        source, copied = ROOT / name, folder / name
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, copied, ignore=LEFT_OUT)
+        else:
+            shutil.copy2(source, copied)
+    config = folder / "conf" / "config.yaml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("- experiment: null", "- experiment: tiny"), encoding="utf-8")
+    (ROOT / "var" / "cache").mkdir(parents=True, exist_ok=True)
+    (folder / "var").mkdir()
+    (folder / "var" / "cache").symlink_to(ROOT / "var" / "cache")
+    (folder / ".venv").symlink_to(ROOT / ".venv")
+
+
+def shell_in(folder: Path) -> Shell:
+    """Return a function that runs a command line in `folder` as a user's shell would."""
+    environment = os.environ | {
+        "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}",
+        "PYTHONPATH": str(folder / "src"),
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "COLUMNS": "100",
+    }
+
+    def run(command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the repository in which the whole tiny pipeline has run once."""
+    folder = tmp_path_factory.mktemp("repository")
+    copy_repository(folder)
+    run = shell_in(folder)
+    ready = run(
+        "git init -q . && git add -A && git -c user.name=t -c user.email=t@t commit -qm copy"
+        " && eyas params && dvc repro"
+    )
+    assert ready.returncode == 0, ready.stdout[-4000:] + ready.stderr[-4000:]
+    return folder
+
+
+@pytest.fixture
+def shell(tiny_repository: Path) -> Shell:
+    """Return a shell in the tiny repository."""
+    return shell_in(tiny_repository)

@@ -1,0 +1,97 @@
+"""Run token ids through the target and keep what a drafter learns from.
+
+Kept are the outputs of chosen layers and the state after the final norm, which feeds lm_head.
+Source: HF `hidden_states[i + 1]` is the output of layer i; its last entry is after the final norm.
+
+Legend: B batch, T tokens, D hidden size, L aux layers, V vocabulary.
+"""
+
+import contextlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eyas.errors import EyasError
+
+_PAD = 0  # behind the row's end, where no real token attends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The states of one row, float32."""
+
+    aux_TLD: torch.Tensor
+    final_TD: torch.Tensor  # after the final norm
+
+
+def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Group row numbers by like length, longest first, each group of at most `batch_tokens` tokens.
+
+    A row longer than that is a group of its own.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    groups: list[list[int]] = []
+    used = 0
+    for row in order:
+        if not groups or used + lengths[row] > batch_tokens:
+            groups.append([])
+            used = 0
+        groups[-1].append(row)
+        used += lengths[row]
+    return groups
+
+
+@torch.inference_mode()
+def capture(model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]) -> list[Captured]:
+    """Run rows together, padded on the right, and return each one's states at its own length.
+
+    The causal mask keeps padding out of every real position, so no attention mask is needed.
+
+    Raises: EyasError if a state is not finite or their number is not that of the ids.
+    """
+    ids_BT = torch.full((len(rows), max(map(len, rows))), _PAD)
+    for row, ids in enumerate(rows):
+        ids_BT[row, : len(ids)] = torch.tensor(ids)
+    decoder = model.get_decoder()
+    with _outputs(decoder, layers) as found:
+        final_BTD = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
+    aux_BTLD = torch.stack([found[layer] for layer in layers], dim=2)
+    if aux_BTLD.shape[:2] != ids_BT.shape or final_BTD.shape[:2] != ids_BT.shape:
+        raise EyasError(
+            f"capture: expected states of {tuple(ids_BT.shape)} tokens, got "
+            f"{tuple(aux_BTLD.shape[:2])} and {tuple(final_BTD.shape[:2])}"
+        )
+    if not (aux_BTLD.isfinite().all() and final_BTD.isfinite().all()):
+        raise EyasError("capture: states that are not finite", hint="check the target's weights")
+    return [
+        Captured(aux_TLD=aux_BTLD[row, : len(ids)], final_TD=final_BTD[row, : len(ids)])
+        for row, ids in enumerate(rows)
+    ]
+
+
+@torch.inference_mode()
+def argmax_agreement(model: Any, ids: Sequence[int], final_TD: torch.Tensor) -> float:
+    """Return the share of positions where lm_head over the states picks what the target picks."""
+    own_TV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+    ours_TV = torch.nn.functional.linear(final_TD.to(own_TV.dtype), model.lm_head.weight)
+    return float((own_TV.argmax(-1) == ours_TV.argmax(-1)).float().mean())
+
+
+@contextlib.contextmanager
+def _outputs(decoder: Any, layers: Sequence[int]) -> Generator[dict[int, torch.Tensor], None, None]:
+    found: dict[int, torch.Tensor] = {}
+
+    def keep(layer: int) -> Any:
+        def hook(_module: object, _inputs: object, output: Any) -> None:
+            found[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [decoder.layers[layer].register_forward_hook(keep(layer)) for layer in layers]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()

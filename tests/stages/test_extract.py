@@ -1,0 +1,206 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eyas.desk.params import Params
+from eyas.errors import EyasError
+from eyas.files import read_json, write_json
+from eyas.parquet import write_samples
+from eyas.records import Sample
+from eyas.stages import extract
+from eyas.states import capture_hf, store
+
+LENGTHS = (9, 30, 4, 17, 12, 25, 8)
+RUNTIME = {
+    "tracking": "off",
+    "threads": 1,
+    "store": "var/states",
+    "concurrency": {},
+    "connection": {
+        "url": None,
+        "api_key_env": None,
+        "timeout_s": 1.0,
+        "attempts": 1,
+        "slots": 1,
+    },
+    "train": {"checkpoint_every_s": 1.0, "log_every_steps": 1},
+}
+
+
+def params(**changes: Any) -> Params:
+    settings = {"backend": "transformers", "layers": None, "codec": "bf16"}
+    settings |= {"shard_tokens": 40, "batch_tokens": 30, **changes}
+    return Params({"extract": settings, "runtime": RUNTIME})
+
+
+def sample(number: int, length: int) -> Sample:
+    ids = torch.randint(0, 97, (length,), generator=torch.Generator().manual_seed(number))
+    return Sample(
+        id=f"s{number}",
+        dataset="chat",
+        input_ids=tuple(ids.tolist()),
+        spans=((length // 2, length),),
+        temperature=0.7,
+        provider="local",
+        flags=(),
+        completion_tokens_billed=None,
+    )
+
+
+@pytest.fixture
+def home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder with a random target and a mixture of 6 + 1 samples."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/target").mkdir(parents=True)
+    for path in llama_folder.iterdir():
+        (tmp_path / "models/target" / path.name).symlink_to(path)
+    about = {"name": "random", "codec": "chatml", "revision": "r0", "source": {}}
+    write_json(tmp_path / "models/target/eyas_target.json", about)
+    samples = [sample(n, length) for n, length in enumerate(LENGTHS)]
+    (tmp_path / "data/mixture").mkdir(parents=True)
+    write_samples(tmp_path / "data/mixture/train.parquet", samples[:6])
+    write_samples(tmp_path / "data/mixture/val.parquet", samples[6:])
+    return tmp_path
+
+
+def contents(home: Path) -> dict[str, bytes]:
+    files = [*home.glob("var/states/*/*"), home / extract.MANIFEST]
+    return {str(path.relative_to(home)): path.read_bytes() for path in files}
+
+
+def test_every_sample_gets_its_states_and_the_rows_add_up(home: Path, llama: Any) -> None:
+    report = extract.work(params())
+    assert report.metrics["rows_in"] == report.metrics["rows_out"] == 7
+    assert report.metrics["tokens"] == sum(LENGTHS)
+    assert report.metrics["shards_written"] == 3
+    assert report.metrics["teacher_argmax_agreement"] >= 0.97
+    reader = store.open_store(home / extract.MANIFEST, home / "var/states")
+    assert reader.meta.layers == (1, 3, 4)
+    assert (reader.meta.final, reader.meta.target_revision) == ("post_norm", "r0")
+    assert reader.ids_of("val") == ("s6",)
+    for number, length in enumerate(LENGTHS):
+        states = reader.read(f"s{number}")
+        ids = sample(number, length).input_ids
+        reported = llama(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        assert tuple(states.input_ids.tolist()) == ids
+        # half a unit in the last of bf16's 8 bits, and float32 sums in another order
+        bound = {"rtol": 2**-8, "atol": 1e-4}
+        torch.testing.assert_close(states.aux_TLD[:, 1], reported[4][0], **bound)
+        torch.testing.assert_close(states.final_TD, reported[-1][0], **bound)
+
+
+def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract.work(params())
+    whole = contents(home)
+    for name in whole:
+        (home / name).unlink()
+    true_capture, calls = capture_hf.capture, 0
+
+    def dying(*arguments: Any) -> list[capture_hf.Captured]:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise KeyboardInterrupt
+        return true_capture(*arguments)
+
+    monkeypatch.setattr(capture_hf, "capture", dying)
+    with pytest.raises(KeyboardInterrupt):
+        extract.work(params())
+    kept = len(list(home.glob("var/states/*/*.json")))
+    assert 0 < kept < 3
+    assert not (home / extract.MANIFEST).exists()
+    report = extract.work(params())
+    assert report.metrics["shards_reused"] == kept
+    assert contents(home) == whole
+
+
+def test_an_altered_shard_is_made_again_and_named(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    extract.work(params())
+    whole = contents(home)
+    victim = next(home.glob("var/states/*/shard-00002.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    report = extract.work(params())
+    assert (report.metrics["shards_written"], report.metrics["shards_reused"]) == (1, 2)
+    assert "shard-00002.safetensors: expected sha256" in caplog.text
+    assert contents(home) == whole
+
+
+def test_another_setting_gets_a_folder_of_its_own_and_a_revert_costs_nothing(home: Path) -> None:
+    extract.work(params())
+    extract.work(params(layers=[1, 2, 5]))
+    assert len(list((home / "var/states").iterdir())) == 2
+    assert extract.work(params()).metrics["shards_written"] == 0
+
+
+def test_states_that_do_not_feed_lm_head_stop_the_run_after_one_shard(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_capture = capture_hf.capture
+
+    def shifted(*arguments: Any) -> list[capture_hf.Captured]:
+        rows = true_capture(*arguments)
+        return [capture_hf.Captured(aux_TLD=r.aux_TLD, final_TD=r.aux_TLD[:, 2]) for r in rows]
+
+    monkeypatch.setattr(capture_hf, "capture", shifted)
+    with pytest.raises(EyasError, match="predict the target's own next token in"):
+        extract.work(params())
+    assert len(list(home.glob("var/states/*/*.safetensors"))) == 1
+
+
+def test_a_line_of_progress_is_logged_where_there_is_no_terminal(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(extract, "_LOG_EVERY_S", 0.0)
+    with caplog.at_level("INFO", "eyas"):
+        extract.work(params())
+    assert "105 of 105 tokens" in caplog.text
+
+
+def test_a_terminal_gets_a_bar(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    extract.work(params())
+    assert "extract" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": "sglang"}, "extract.backend: expected transformers, got 'sglang'"),
+        ({"codec": "fp8"}, "extract.codec: expected bf16, got 'fp8'"),
+        ({"layers": [2, 4]}, r"extract.layers: .*first 1.* got \[2, 4\]"),
+        ({"layers": [1, 7]}, r"last <= 6"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    home: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EyasError, match=message):
+        extract.work(params(**changes))
+
+
+def test_an_empty_mixture_a_long_sample_and_a_repeated_id_are_refused(home: Path) -> None:
+    train = home / "data/mixture/train.parquet"
+    write_samples(train, [sample(0, 1100)])
+    with pytest.raises(EyasError, match="s0 has 1100 tokens, expected 1 to 1024"):
+        extract.work(params())
+    write_samples(train, [sample(0, 4), sample(0, 4)])
+    with pytest.raises(EyasError, match="ids repeat"):
+        extract.work(params())
+    write_samples(train, [])
+    write_samples(home / "data/mixture/val.parquet", [])
+    with pytest.raises(EyasError, match="no samples"):
+        extract.work(params())
+
+
+def test_the_manifest_names_no_machine_and_no_time(home: Path) -> None:
+    extract.work(params())
+    assert str(home) not in (home / extract.MANIFEST).read_text(encoding="utf-8")
+    assert set(read_json(home / extract.MANIFEST)) == {"format", "meta", "samples", "shards"}

@@ -1,0 +1,116 @@
+"""Send one request at a time over one shared session; the only import of httpx.
+
+Plain httpx cannot serve more than about 200 concurrent requests (45 CPU-s per 1000 answers against
+1.0 with the aiohttp transport, shared/facts/generation.md section 2).
+"""
+
+import asyncio
+import os
+import time
+import urllib.request
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import aiohttp
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from eyas.errors import EyasError
+from eyas.generation.outcomes import Outcome, classify, lost
+
+_CONNECT_S = 30.0
+
+
+def read_key(variable: str | None) -> str | None:
+    """Return the API key from the environment variable of that name; None if none is named.
+
+    Raises: EyasError, which never holds the key.
+    """
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise EyasError(
+            f"environment variable {variable}: expected the API key, got nothing",
+            hint=f"export {variable}=...; nothing was sent",
+        )
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise EyasError(f"environment variable {variable}: not a key (spaces or odd characters)")
+    return key
+
+
+class Client:
+    """An endpoint of OpenRouter's form, asked without streaming."""
+
+    def __init__(self, url: str, *, key: str | None, connections: int, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise EyasError(
+                f"runtime.connection.url: expected http(s)://host/api/v1, got '{url}'",
+            )
+        self._address = f"{url.rstrip('/')}/chat/completions"
+        self._key = key
+        self._timeout_s = timeout_s
+        limits = httpx.Limits(max_connections=connections, keepalive_expiry=30.0)
+        transport = AiohttpTransport(limits=limits, proxy=_proxy(parts.scheme, parts.hostname))
+        self._http = httpx.AsyncClient(
+            transport=transport,
+            headers=_headers(key),
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            trust_env=False,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._http.aclose()
+
+    async def ask(self, body: bytes) -> Outcome:
+        """Send one request and classify what comes back, within the wall deadline.
+
+        Keep-alive blank lines defeat idle timeouts, so the deadline is on the whole request.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                response = await self._http.post(self._address, content=body)
+        except TimeoutError:
+            return lost("deadline", f"no answer in {self._timeout_s:g} s", maybe_billed=True)
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
+            return self._lost(error)
+        text = self._without_key(response.content.decode("utf-8", errors="replace"))
+        return classify(response.status_code, response.headers, text, now_s=time.time())
+
+    def _lost(self, error: Exception) -> Outcome:
+        """Tell a request that never left from one that may have been answered and billed.
+
+        The transport maps both to httpx.ConnectTimeout, so its cause is asked.
+        """
+        cause = error.__cause__ or error
+        unsent = isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+        detail = self._without_key(f"{type(cause).__name__}: {cause}")
+        return lost("connect" if unsent else "connection_lost", detail, maybe_billed=not unsent)
+
+    def _without_key(self, text: str) -> str:
+        """Blank the key, should an endpoint echo it in its error."""
+        return text.replace(self._key, "[key]") if self._key else text
+
+
+def _headers(key: str | None) -> dict[str, str]:
+    headers = {"Content-Type": "application/json", "X-OpenRouter-Title": "eyas"}
+    return headers | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def _proxy(scheme: str, host: str) -> httpx.Proxy | None:
+    """Return the environment's proxy; aiohttp's transport does not look for it itself."""
+    address = urllib.request.getproxies().get(scheme)
+    loopback = host in ("localhost", "127.0.0.1", "::1")
+    if not address or loopback or urllib.request.proxy_bypass(host):
+        return None
+    return httpx.Proxy(address)

@@ -1,0 +1,240 @@
+"""Keep every request and answer in append-only files that survive a kill and a full disk.
+
+Reads and writes: var/journal/<data set>/{issued,responses,failures,abandoned}.jsonl.
+A record is one os.write of a whole line: the system keeps it when the process is killed, `sync`
+(fdatasync, called off the event loop) when the machine goes down.
+"""
+
+import dataclasses
+import fcntl
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+
+from eyas.errors import EyasError
+from eyas.records import Response
+
+NAMES = ("issued", "responses", "failures", "abandoned")
+_RESERVE = "reserve"  # space given back when the disk is full, for the answers still in flight
+_RESERVE_BYTES = 4 << 20
+_FIELDS = {f.name for f in dataclasses.fields(Response)}
+log = logging.getLogger("eyas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Where an answer lies in responses.jsonl, and what is counted without reading it."""
+
+    start: int
+    size: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens billed."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Journal:
+    """The journal of one data set, held by one process.
+
+    Raises: EyasError if another process holds it, or on a full disk (see `write`).
+    """
+
+    def __init__(self, folder: Path, *, reserve_bytes: int = _RESERVE_BYTES) -> None:
+        self.folder = folder
+        self.entries: dict[str, Entry] = {}  # fingerprint -> answer
+        self.final: dict[str, str] = {}  # fingerprint -> reason why it is not asked again
+        self.charged: dict[str, int] = {}  # fingerprint -> tokens billed without an answer
+        self.unsynced = 0  # records
+        self.trouble: EyasError | None = None
+        self._unended: Counter[str] = Counter()
+        self._files: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(folder)
+        try:
+            self._open_all(reserve_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def write(self, name: str, record: dict[str, Any]) -> None:
+        """Append one record. On a full disk the reserve takes it, and `trouble` says: send no more.
+
+        Raises: EyasError if it could not be stored. What was written before is intact, and no half
+        line stays behind.
+        """
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+        start = self._ends[name]
+        try:
+            self._append(name, line)
+        except OSError as error:
+            self.trouble = self._trouble(name, error)
+            (self.folder / _RESERVE).unlink(missing_ok=True)
+            try:
+                self._append(name, line)
+            except OSError:
+                raise self.trouble from error
+        self._ends[name] = start + len(line)
+        self.unsynced += 1
+        self._learn(name, record, start, len(line))
+
+    def read(self, fingerprint: str) -> Response:
+        """Return a stored answer."""
+        entry = self.entries[fingerprint]
+        data = os.pread(self._files["responses"], entry.size, entry.start)
+        return _response(orjson.loads(data))
+
+    def unended(self) -> int:
+        """Return how many requests were sent without any end on record: maybe billed."""
+        return sum(count for count in self._unended.values() if count > 0)
+
+    def sync(self) -> None:
+        """Force what was written onto the disk; may run in another thread than `write`."""
+        self.unsynced = 0
+        for handle in self._files.values():
+            os.fdatasync(handle)
+
+    def close(self) -> None:
+        """Sync, give the reserve back, let the next process in."""
+        try:
+            self.sync()
+        finally:
+            (self.folder / _RESERVE).unlink(missing_ok=True)
+            for handle in self._files.values():
+                os.close(handle)
+            self._files.clear()
+            os.close(self._lock)
+
+    def _open_all(self, reserve_bytes: int) -> None:
+        for name in NAMES:
+            path = self.folder / f"{name}.jsonl"
+            self._files[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            for start, size, record in _records(path):
+                self._learn(name, record, start, size)
+            self._ends[name] = path.stat().st_size
+        try:
+            with (self.folder / _RESERVE).open("wb") as reserve:
+                os.posix_fallocate(reserve.fileno(), 0, reserve_bytes)
+        except OSError as error:
+            raise self._trouble(_RESERVE, error) from error
+
+    def _learn(self, name: str, record: dict[str, Any], start: int, size: int) -> None:
+        fingerprint = record["fingerprint"]
+        self._unended[fingerprint] += 1 if name == "issued" else -1
+        if name == "responses" and fingerprint not in self.entries:
+            self.entries[fingerprint] = Entry(
+                start=start,
+                size=size,
+                prompt_tokens=record["prompt_tokens"],
+                completion_tokens=record["completion_tokens"],
+                cost_usd=record["cost_usd"],
+            )
+        elif name == "failures":
+            charged = self.charged.get(fingerprint, 0) + record["charged_tokens"]
+            self.charged[fingerprint] = charged
+            if record["final"]:
+                self.final[fingerprint] = record["reason"]
+
+    def _append(self, name: str, line: bytes) -> None:
+        """Write a whole line at the end, or nothing: a half one is cut off again."""
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._files[name], rest) :]
+        except OSError:
+            os.ftruncate(self._files[name], self._ends[name])
+            raise
+
+    def _trouble(self, name: str, error: OSError) -> EyasError:
+        return EyasError(
+            f"{self.folder}/{name}: cannot write ({error.strerror}); "
+            f"the {len(self.entries)} answers stored before are intact",
+            hint="free disk space, then run the same command: it goes on where it stopped",
+        )
+
+
+def _lock(folder: Path) -> int:
+    """Take the folder's lock for this process; the system releases it whatever happens to us."""
+    path = folder / "lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+        os.close(handle)
+        raise EyasError(
+            f"{folder}: process {holder or '?'} is using this journal",
+            hint="wait until it ends, or stop it with Ctrl-C: what it has is kept",
+        ) from None
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    return handle
+
+
+def _records(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield start, size and record of every good line; report the others and leave them there.
+
+    A last line without its newline is moved to .torn, so that the next record starts on its own.
+    """
+    start = 0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                _move_torn(path, start, line)
+                return
+            try:
+                record = _checked(path.stem, orjson.loads(line))
+            except (ValueError, TypeError, KeyError) as error:
+                log.warning("%s:%d: skipped, not a record (%s)", path, number, error)
+            else:
+                yield start, len(line), record
+            start += len(line)
+
+
+def _move_torn(path: Path, end: int, tail: bytes) -> None:
+    torn = path.with_suffix(".torn")
+    with torn.open("ab") as out:
+        out.write(tail + b"\n")
+        out.flush()
+        os.fsync(out.fileno())
+    os.truncate(path, end)
+    log.warning("%s: the last line was cut short; moved to %s", path, torn)
+
+
+def _checked(name: str, record: Any) -> dict[str, Any]:
+    if not isinstance(record, dict) or not isinstance(record.get("fingerprint"), str):
+        raise ValueError("no fingerprint")
+    if name == "responses":
+        _response(record)
+    if name == "failures" and not {"reason", "final", "charged_tokens"} <= set(record):
+        raise ValueError("no reason, final or charged_tokens")
+    return record
+
+
+def _response(record: dict[str, Any]) -> Response:
+    if unknown := set(record) - _FIELDS:
+        raise ValueError(f"unknown keys {sorted(unknown)}")
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+    return Response(**values)

@@ -1,0 +1,323 @@
+"""Ask for every row once: admit, send, classify, journal; wait, stop and resume as the rules say.
+
+One dispatcher decides what is sent next. A row that waits for its next try is an entry in a heap
+and holds no connection; only requests in flight are tasks. None of them is ever cancelled to meet
+a budget: it would be billed all the same.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import heapq
+import itertools
+import logging
+import random
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from eyas.errors import EyasError
+from eyas.generation.budget import Budget
+from eyas.generation.faults import FINAL, OVERLOAD
+from eyas.generation.jobs import Job, Wish, build_body
+from eyas.generation.journal import Journal
+from eyas.generation.limiter import Limiter
+from eyas.generation.outcomes import Outcome
+from eyas.generation.progress import Progress, Tally
+from eyas.generation.rows import Row, failure_of, head_of, response_of
+
+_SYNC_RECORDS = 100
+_TICK_S = 1.0
+_HOPELESS = 20  # rows given up in a row, with no answer between: the endpoint is at fault
+_HINTS = {
+    "unauthorized": "check the API key",
+    "out_of_credits": "add credit, then run the same command: it goes on where it stopped",
+    "key_limit": "raise the key's limit, then run the same command",
+    "request_exceeds_budget": "lower max_tokens or add credit",
+}
+log = logging.getLogger("eyas")
+
+
+class Asker(Protocol):
+    """Whoever sends a request body and classifies the answer."""
+
+    async def ask(self, body: bytes) -> Outcome:
+        """Return what became of the request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How hard and how long to try; seconds are of wall time."""
+
+    concurrency: Mapping[str, int]  # partition -> requests in flight at most
+    attempts: int  # a row, rate limits not counted
+    patience_s: float  # a row that is only ever rate-limited is given up after this
+    backoff_s: float = 1.0  # first wait at most; doubles
+    backoff_cap_s: float = 60.0
+    pause_s: float = 5.0  # where an in-flight hold names no time
+
+
+class Run:
+    """One data set being asked; `go` is called once."""
+
+    def __init__(
+        self, wish: Wish, plan: Plan, journal: Journal, *, budget: Budget, tally: Tally
+    ) -> None:
+        self.tally = tally
+        self._wish, self._plan, self._journal, self._budget = wish, plan, journal, budget
+        self._limiter = Limiter(max(plan.concurrency.values()))
+        self._waiting: list[tuple[float, int, Row]] = []  # heap: due, tie-break, row
+        self._serial = itertools.count()
+        self._tasks: dict[asyncio.Task[None], Row] = {}
+        self._load = 0.0  # in units of the limit: a row of a narrower partition weighs more
+        self._wake, self._tick = asyncio.Event(), asyncio.Event()
+        self._hopeless = self._unstored = 0
+        self._stop: BaseException | None = None
+        self._over = False
+
+    async def go(self, jobs: Sequence[Job], asker: Asker, progress: Progress) -> None:
+        """Ask for `jobs` in this order until all have an end or the budget is reached.
+
+        Raises: EyasError when the run had to stop, KeyboardInterrupt after Ctrl-C; either way
+        whatever was answered is in the journal.
+        """
+        watcher = asyncio.create_task(self._watch(progress))
+        try:
+            with self._signals():
+                await self._dispatch(deque(jobs), asker)
+        finally:
+            self._over = True
+            self._tick.set()
+            await watcher
+        if self._unstored:
+            log.error("%d answers that had been paid for could not be stored", self._unstored)
+        if self._stop:
+            raise self._stop
+
+    def interrupt(self) -> None:
+        """Drain at the first call, abandon what is in flight at the second."""
+        if self._stop:
+            self.abandon()
+            return
+        self._halt(KeyboardInterrupt())
+        log.warning(
+            "interrupted: waiting for %d requests in flight, they are billed anyway; "
+            "Ctrl-C again abandons them",
+            len(self._tasks),
+        )
+
+    def abandon(self) -> None:
+        """Record and cancel what is in flight."""
+        self._halt(KeyboardInterrupt())
+        for task, row in self._tasks.items():
+            estimate = self._estimate(row)
+            with contextlib.suppress(EyasError):
+                self._journal.write("abandoned", head_of(row) | {"estimated_tokens": estimate})
+            self.tally.abandoned += 1
+            task.cancel()
+
+    async def _dispatch(self, todo: deque[Job], asker: Asker) -> None:
+        while True:
+            now_s = time.monotonic()
+            if row := self._next(todo, now_s):
+                self._send(row, asker, now_s)
+                continue
+            paused = now_s < self._limiter.paused_until_s
+            if not self._tasks and (self._stop or not (self._waiting or paused)):
+                return
+            await self._sleep(now_s)
+
+    def _next(self, todo: deque[Job], now_s: float) -> Row | None:
+        """Return the row to send now: one whose wait is over, else the next that fits the budget.
+
+        The order is kept strictly: taking a shorter prompt instead would bias what is kept.
+        """
+        if self._stop or not self._limiter.has_room(self._load, now_s):
+            return None
+        if self._waiting and self._waiting[0][0] <= now_s:
+            row = heapq.heappop(self._waiting)[2]
+            self.tally.waiting[row.waits_for] -= 1
+            return row
+        if todo and self._budget.admits(todo[0].prompt.prompt_tokens, todo[0].max_tokens):
+            job = todo.popleft()
+            return Row(job, self._budget.admit(job.prompt.prompt_tokens, job.max_tokens))
+        return None
+
+    async def _sleep(self, now_s: float) -> None:
+        """Wait until a request ends, a pause ends or a waiting row is due."""
+        until_s = None
+        if now_s < self._limiter.paused_until_s:
+            until_s = self._limiter.paused_until_s
+        elif self._waiting and self._waiting[0][0] > now_s and not self._stop:
+            until_s = self._waiting[0][0]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), until_s and until_s - now_s)
+        self._wake.clear()
+
+    def _send(self, row: Row, asker: Asker, now_s: float) -> None:
+        row.sends += 1
+        row.first_s = row.first_s or now_s
+        self._write("issued", head_of(row))
+        if self._journal.trouble:  # a request whose record may be missing is not sent
+            return
+        body = build_body(row.job.prompt, row.job.sample, self._wish)
+        task = asyncio.create_task(self._ask(row, body, asker))
+        self._tasks[task] = row
+        self._load += self._weight(row)
+        self.tally.requests_sent += 1
+        task.add_done_callback(self._ended)
+
+    async def _ask(self, row: Row, body: dict[str, Any], asker: Asker) -> None:
+        started_s = time.monotonic()
+        outcome = await asker.ask(orjson.dumps(body))
+        now_s = time.monotonic()
+        self.tally.new_usd += outcome.cost_usd
+        if outcome.reply:
+            self._limiter.on_success(self._load, now_s)
+            self._keep(row, outcome, body, latency_s=now_s - started_s)
+        else:
+            self._fail(row, outcome, now_s)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        row = self._tasks.pop(task)
+        self._load -= self._weight(row)
+        if not task.cancelled() and (error := task.exception()):
+            self._halt(error)
+        self._wake.set()
+
+    def _keep(self, row: Row, outcome: Outcome, body: dict[str, Any], *, latency_s: float) -> None:
+        job, tally = row.job, self.tally
+        prompt_tokens, completion_tokens = outcome.prompt_tokens, outcome.completion_tokens
+        self._budget.settle(
+            row.ticket,
+            job.prompt.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            job.max_tokens if completion_tokens is None else completion_tokens,
+        )
+        source = self._wish.endpoint.name
+        response = response_of(row, outcome, body, source=source, latency_s=latency_s)
+        self._unstored += not self._write("responses", dataclasses.asdict(response))
+        self._hopeless = 0
+        tally.new += 1
+        tally.truncated += response.finish_reason == "length"
+        tally.new_prompt_tokens += response.prompt_tokens
+        tally.new_completion_tokens += response.completion_tokens
+
+    def _fail(self, row: Row, outcome: Outcome, now_s: float) -> None:
+        charged = (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0)
+        if outcome.maybe_billed and not charged and self._wish.endpoint.name != "local":
+            charged = self._estimate(row)
+        self._budget.charge(charged)
+        self.tally.failures[outcome.reason] += 1
+        final = outcome.kind == "reject" and outcome.reason in FINAL
+        record = failure_of(row, outcome, charged_tokens=charged, final=final)
+        self._write("failures", record)
+        match outcome.kind:
+            case "stop":
+                message = f"the endpoint refused ({outcome.reason}): {outcome.detail}"
+                self._halt(EyasError(message, hint=_HINTS.get(outcome.reason)))
+            case "reject":
+                self._give_up(row, outcome)
+            case _:
+                self._again(row, outcome, now_s)
+
+    def _again(self, row: Row, outcome: Outcome, now_s: float) -> None:
+        """Queue a row for its next try, unless it has had enough of them."""
+        crowded = outcome.kind == "pause" or outcome.reason in OVERLOAD
+        if crowded:
+            self._limiter.on_overload(now_s, outcome.reason)
+        delay_s = self._delay_s(row, outcome)
+        if outcome.kind == "pause":
+            self._limiter.pause(now_s + delay_s)
+        row.failures += not crowded
+        row.maybe_billed += outcome.maybe_billed
+        spent = row.failures >= self._plan.attempts or row.maybe_billed > 1
+        if spent or (crowded and now_s - row.first_s > self._plan.patience_s):
+            self._give_up(row, outcome)
+            return
+        row.waits_for = outcome.reason
+        self.tally.waiting[outcome.reason] += 1
+        heapq.heappush(self._waiting, (now_s + delay_s, next(self._serial), row))
+
+    def _delay_s(self, row: Row, outcome: Outcome) -> float:
+        """Return full jitter over a doubling wait, or what was asked for and up to 20 % more."""
+        plan, asked_s = self._plan, outcome.retry_after_s
+        if asked_s is None and outcome.kind == "pause":
+            asked_s = plan.pause_s
+        if asked_s is not None:
+            return asked_s * random.uniform(1.0, 1.2)
+        return random.uniform(0, min(plan.backoff_cap_s, plan.backoff_s * 2 ** (row.sends - 1)))
+
+    def _give_up(self, row: Row, outcome: Outcome) -> None:
+        self._budget.void(row.ticket)
+        self.tally.failed_rows[outcome.reason] += 1
+        self._hopeless += outcome.reason not in FINAL
+        if self._hopeless >= _HOPELESS:
+            self._halt(
+                EyasError(
+                    f"{_HOPELESS} rows failed one after another, the last one with "
+                    f"{outcome.reason}: {outcome.detail}",
+                    hint="check endpoint.model, endpoint.provider and the connection",
+                )
+            )
+
+    def _write(self, name: str, record: dict[str, Any]) -> bool:
+        """Append to the journal; on a full disk stop the run. Tell whether it was stored."""
+        stored = True
+        try:
+            self._journal.write(name, record)
+        except EyasError:
+            stored = False
+        if self._journal.trouble:
+            self._halt(self._journal.trouble)
+        if self._journal.unsynced >= _SYNC_RECORDS:
+            self._tick.set()
+        return stored
+
+    def _halt(self, error: BaseException) -> None:
+        """Send nothing more; the first reason stays."""
+        self._stop = self._stop or error
+        self._wake.set()
+
+    def _weight(self, row: Row) -> float:
+        return self._limiter.maximum / self._plan.concurrency[row.job.prompt.partition]
+
+    def _estimate(self, row: Row) -> int:
+        mean = self._budget.mean_tokens()
+        return row.job.prompt.prompt_tokens + int(row.job.max_tokens if mean is None else mean)
+
+    async def _watch(self, progress: Progress) -> None:
+        """Every second, or 100 records, bring the journal to the disk and show how it goes."""
+        while not self._over:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._tick.wait(), _TICK_S)
+            self._tick.clear()
+            if self._journal.unsynced:
+                try:
+                    await asyncio.to_thread(self._journal.sync)
+                except OSError as error:
+                    self._halt(EyasError(f"{self._journal.folder}: cannot sync ({error.strerror})"))
+            self.tally.in_flight, self.tally.limit = len(self._tasks), self._limiter.limit
+            waits_s = self._limiter.paused_until_s - time.monotonic()
+            progress.show(self.tally, waits_s=waits_s)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        """Ctrl-C drains, then abandons; SIGTERM abandons at once: its sender does not wait."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self.interrupt)
+        loop.add_signal_handler(signal.SIGTERM, self.abandon)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)

@@ -1,0 +1,257 @@
+"""Ask the endpoint for a reply to every prompt of a data set, within its budget.
+
+Reads: data/prompts/DS.jsonl, var/journal/DS. Writes: the journal, data/responses/DS.jsonl.
+Run: python -m eyas.stages.generate select=chat.
+Source: shared/facts/generation.md section 3. A stopped run goes on where it was: run it again.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from eyas.desk import local_endpoint
+from eyas.desk.params import Params
+from eyas.desk.stage import CONF, Report, run_stage
+from eyas.errors import EyasError
+from eyas.files import read_records, write_jsonl
+from eyas.generation.budget import Budget
+from eyas.generation.client import Client, read_key
+from eyas.generation.jobs import Job, Wish, admission_order, build_jobs, split_jobs
+from eyas.generation.journal import Journal
+from eyas.generation.prices import usd_per_mtok
+from eyas.generation.progress import Progress, Tally
+from eyas.generation.run import Plan, Run
+from eyas.records import Prompt, Response
+from eyas.settings import DatasetGenerate, Endpoint, PartitionRule, Runtime, Sampling
+
+JOURNAL = Path("var/journal")
+_RESERVE_BYTES = 1 << 16  # on disk for each request in flight, should the disk run full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What this stage reads."""
+
+    dataset: str
+    kind: str
+    codec: str
+    wish: Wish
+    runtime: Runtime
+
+
+@hydra.main(version_base=None, config_path=CONF, config_name="config")
+def main(config: DictConfig) -> None:
+    """Answer the prompts of one data set."""
+    run_stage("generate", work, config)
+
+
+def work(params: Params) -> Report:
+    """Ask what the journal does not hold, then write every answer that counts, in prompt order."""
+    settings = read_settings(params)
+    source = Path(f"data/prompts/{settings.dataset}.jsonl")
+    out = Path(f"data/responses/{settings.dataset}.jsonl")
+    prompts = read_records(source, Prompt, hint=f"run `dvc repro -s prepare@{settings.dataset}`")
+    if settings.kind == "trajectories":
+        write_jsonl(out, [])
+        zero = _metrics([], Tally(total=0, resumed=0), prompts=len(prompts), seconds=0.0)
+        summary = f"{len(prompts)} trajectories: their replies are already there, nothing is sent"
+        return Report(summary=summary, metrics=zero, inputs=(source,))
+    jobs = plan_jobs(prompts, settings, source)
+    reserve_bytes = _RESERVE_BYTES * max(settings.runtime.concurrency.values())
+    with Journal(JOURNAL / settings.dataset, reserve_bytes=reserve_bytes) as journal:
+        started_s = time.monotonic()
+        tally = ask_missing(jobs, journal, settings)
+        seconds = time.monotonic() - started_s
+        responses = _counting(jobs, journal, settings.wish)
+        _check_any(responses, tally, settings)
+        write_jsonl(out, responses)
+    metrics = _metrics(responses, tally, prompts=len(prompts), seconds=seconds)
+    return Report(summary=_summary(metrics), metrics=metrics, inputs=(source,))
+
+
+def read_settings(params: Params) -> Settings:
+    """Read every section that this stage declares."""
+    dataset = str(params.value("select"))
+    endpoint = params.section("endpoint", Endpoint)
+    local = endpoint.name == "local"
+    generate = params.section(f"datasets.{dataset}.generate", DatasetGenerate)
+    return Settings(
+        dataset=dataset,
+        kind=params.section(f"datasets.{dataset}.kind", str),
+        codec=params.section("target.codec", str),
+        wish=Wish(
+            endpoint=endpoint,
+            sampling=params.section("generate", Sampling),
+            generate=generate,
+            partition=params.section("partition", dict[str, PartitionRule]),
+            target_revision=local_endpoint.target_revision() if local else None,
+        ),
+        runtime=params.knob("runtime", Runtime),
+    )
+
+
+def plan_jobs(prompts: Sequence[Prompt], settings: Settings, source: Path) -> list[Job]:
+    """Return the wanted answers in prompt order.
+
+    Raises: EyasError for no prompts, a partition without its rule, or an id that comes twice.
+    """
+    if not prompts:
+        raise EyasError(
+            f"{source}: expected prompts, got an empty file",
+            hint=f"see data/prompts/{settings.dataset}.rejects.jsonl",
+        )
+    for name in {prompt.partition for prompt in prompts}:
+        if name not in settings.wish.partition or not settings.runtime.concurrency.get(name):
+            raise EyasError(
+                f"{source}: partition '{name}' has no rule or no concurrency",
+                hint=f"add partition.{name} and runtime.concurrency.{name} under conf/",
+            )
+    jobs = build_jobs(prompts, settings.wish)
+    counts = Counter(job.fingerprint for job in jobs)
+    if twice := next((job for job in jobs if counts[job.fingerprint] > 1), None):
+        raise EyasError(f"{source}: id {twice.prompt.id} occurs more than once")
+    return jobs
+
+
+def ask_missing(jobs: Sequence[Job], journal: Journal, settings: Settings) -> Tally:
+    """Ask for what the journal lacks and the budget allows; no server is started for nothing."""
+    wish, limit = settings.wish, settings.wish.generate.budget_tokens
+    ordered = admission_order(jobs, wish.sampling.seed)
+    tokens = {key: entry.tokens for key, entry in journal.entries.items()}
+    held, todo = split_jobs(ordered, tokens, journal.final, limit)
+    tally, budget = Tally(total=len(jobs), resumed=len(held), budget_tokens=limit), Budget(limit)
+    for entry in (journal.entries[job.fingerprint] for job in held):
+        budget.hold(entry.prompt_tokens, entry.completion_tokens)
+        tally.held_tokens += entry.tokens
+        tally.held_usd += entry.cost_usd
+    for job in jobs:
+        budget.charge(journal.charged.get(job.fingerprint, 0))
+        if job.fingerprint in journal.final and job.fingerprint not in journal.entries:
+            tally.failed_rows[journal.final[job.fingerprint]] += 1
+    if todo and budget.admits(todo[0].prompt.prompt_tokens, todo[0].max_tokens):
+        connection = settings.runtime.connection
+        concurrency = {name: settings.runtime.concurrency[name] for name in _partitions(jobs)}
+        plan = Plan(
+            concurrency=concurrency,
+            attempts=connection.attempts,
+            patience_s=connection.timeout_s,
+        )
+        _ask(Run(wish, plan, journal, budget=budget, tally=tally), todo, settings)
+    return tally
+
+
+def _partitions(jobs: Sequence[Job]) -> set[str]:
+    return {job.prompt.partition for job in jobs}
+
+
+def _ask(run: Run, todo: Sequence[Job], settings: Settings) -> None:
+    connection = settings.runtime.connection
+    key = read_key(connection.api_key_env)
+    with contextlib.ExitStack() as stack:
+        url = connection.url or stack.enter_context(_own_server(settings))
+        client = Client(
+            url,
+            key=key,
+            connections=max(settings.runtime.concurrency.values()),
+            timeout_s=connection.timeout_s,
+        )
+        progress = stack.enter_context(Progress(f"generate@{settings.dataset}"))
+
+        async def go() -> None:
+            async with client:
+                await run.go(todo, client, progress)
+
+        asyncio.run(go())
+
+
+def _own_server(settings: Settings) -> contextlib.AbstractContextManager[str]:
+    if settings.wish.endpoint.name != "local":
+        raise EyasError(
+            f"endpoint '{settings.wish.endpoint.name}': runtime.connection.url is null",
+            hint="only endpoint=local is started from here; set the URL under conf/endpoint",
+        )
+    target = local_endpoint.local_target(settings.wish.endpoint, settings.codec, settings.runtime)
+    return local_endpoint.serving(target)
+
+
+def _counting(jobs: Sequence[Job], journal: Journal, wish: Wish) -> list[Response]:
+    """Return the answers within the budget: a function of the journal, not of who came first."""
+    tokens = {key: entry.tokens for key, entry in journal.entries.items()}
+    ordered = admission_order(jobs, wish.sampling.seed)
+    held, _ = split_jobs(ordered, tokens, journal.final, wish.generate.budget_tokens)
+    kept = {job.fingerprint for job in held}
+    return [journal.read(job.fingerprint) for job in jobs if job.fingerprint in kept]
+
+
+def _check_any(responses: Sequence[Response], tally: Tally, settings: Settings) -> None:
+    if responses:
+        return
+    if failed := tally.failed_rows:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in failed.most_common())
+        raise EyasError(
+            f"no row was answered: {reasons}",
+            hint=f"see {JOURNAL / settings.dataset}/failures.jsonl",
+        )
+    raise EyasError(
+        f"datasets.{settings.dataset}.generate.budget_tokens: expected room for one prompt and "
+        f"its longest answer, got {settings.wish.generate.budget_tokens}",
+        hint="raise it, or lower max_tokens",
+    )
+
+
+def _metrics(
+    responses: Sequence[Response], tally: Tally, *, prompts: int, seconds: float
+) -> dict[str, float | int]:
+    failed = tally.failed_rows.total()
+    skipped = tally.total - len(responses) - failed
+    return {
+        "prompts": prompts,
+        "rows_in": tally.total,
+        "rows_out": len(responses),
+        "rejects_failed": failed,
+        "rejects_budget": skipped,
+        "responses": len(responses),
+        "failed": failed,
+        "skipped_for_budget": skipped,
+        "resumed": tally.resumed,
+        "new_responses": tally.new,
+        "requests_sent": tally.requests_sent,
+        **{f"failures_{reason}": count for reason, count in sorted(tally.failures.items())},
+        "truncated": sum(r.finish_reason == "length" for r in responses),
+        "prompt_tokens": sum(r.prompt_tokens for r in responses),
+        "completion_tokens": sum(r.completion_tokens for r in responses),
+        "new_tokens": tally.new_tokens,
+        "cost_usd": round(sum(r.cost_usd for r in responses), 9),
+        "new_cost_usd": round(tally.new_usd, 9),
+        "usd_per_mtok_new": usd_per_mtok(tally.new_usd, tally.new_tokens),
+        "duration_s": round(seconds, 2),
+        "tokens_per_s": round(tally.new_completion_tokens / seconds, 1) if seconds else 0.0,
+    }
+
+
+def _summary(metrics: dict[str, float | int]) -> str:
+    tokens = metrics["prompt_tokens"] + metrics["completion_tokens"]
+    parts = [
+        f"{metrics['responses']} responses ({metrics['resumed']} held, "
+        f"{metrics['new_responses']} new)",
+        f"{tokens:,} tokens",
+        f"${metrics['cost_usd']:.4f}",
+        f"{metrics['truncated']} truncated",
+        f"{metrics['duration_s']:.1f} s",
+    ]
+    if metrics["failed"]:
+        parts.append(f"{metrics['failed']} failed")
+    if metrics["skipped_for_budget"]:
+        parts.append(f"budget reached, {metrics['skipped_for_budget']} not kept")
+    return ", ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -141,4 +141,4 @@ def _optimise(model: Any, stream_T: torch.Tensor, steps: int) -> float:
         optimiser.step()
         schedule.step()
         optimiser.zero_grad()
-    return float(loss)
+    return float(loss.detach())

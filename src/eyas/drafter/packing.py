@@ -1,0 +1,141 @@
+"""Whole documents packed into optimiser steps, and which rows of them count.
+
+Rows: the drafter's row t stands on the target's state of x[t]. At training-time-test (TTT) step k
+it reads token x[t+1+k] and predicts x[t+2+k]. It counts iff both lie in one reply. A prediction is
+named by the position p = t+1+k of the token it reads: that p belongs to row p-1-k at step k.
+
+    position      0    1    2    3    4    5          reply = positions 2..4
+    token         U    H    a    b    E    U          (U user, H reply header, E <|im_end|>)
+    p = 2 (a->b): row 1 at step 0, row 0 at step 1    row 1 is where a server drafts in round 1:
+    p = 3 (b->E): row 2 at step 0, row 1 at step 1      state of H, token a sampled in the prefill
+    p = 4 (E->U): never counts: U was not predicted by the target
+
+Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that count.
+Source: EAGLE-3, arXiv 2503.01840, section 3; SpecForge#885 for the off-by-one this avoids.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from eyas.records import Span
+
+TRUNCATED_TAIL = 2  # tokens at the end of a cut reply whose ids, rebuilt from text, are not sure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A sample with its states; `reply_T` numbers the replies from 1, other tokens are 0."""
+
+    input_ids_T: Tensor
+    reply_T: Tensor
+    aux_TLD: Tensor
+    final_TD: Tensor  # after the target's last norm: what feeds lm_head
+
+
+class Documents(Protocol):
+    """What training reads; a stage puts it over the hidden-state store."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens of every document."""
+        ...
+
+    def read(self, index: int) -> Document:
+        """Return a document, its states in float32."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pack:
+    """The documents of one optimiser step, end to end in one row."""
+
+    input_ids_T: Tensor
+    aux_TLD: Tensor
+    final_TD: Tensor
+    predictions_P: Tensor  # ascending positions p in the row
+    in_vocab_P: Tensor  # bool: the target's favourite there is in the draft vocabulary
+    lengths: tuple[int, ...]
+
+
+def number_replies(length: int, spans: Sequence[Span], *, truncated: bool) -> Tensor:
+    """Return `reply_T` for a sample; a truncated one loses its last reply's last two tokens."""
+    reply_T = torch.zeros(length, dtype=torch.int32)
+    for number, (start, end) in enumerate(spans, start=1):
+        cut = TRUNCATED_TAIL if truncated and number == len(spans) else 0
+        reply_T[start : max(start, end - cut)] = number
+    return reply_T
+
+
+def predictions(reply_T: Tensor) -> Tensor:
+    """Return the positions p at which x[p] and x[p+1] lie in the same reply, ascending.
+
+    Position 0 is none: no row stands before it.
+    """
+    same_T = (reply_T[1:-1] > 0) & (reply_T[1:-1] == reply_T[2:])
+    return same_T.nonzero().flatten() + 1
+
+
+def plan_epoch(lengths: Sequence[int], tokens_per_step: int, seed: int) -> list[list[int]]:
+    """Return the document indices of every optimiser step, in a seeded random order.
+
+    A step closes before the document that would take it over `tokens_per_step`; a document longer
+    than that is a step of its own. Nothing is cut and each document occurs once.
+    """
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist()
+    return list(_fill(order, lengths, tokens_per_step))
+
+
+def _fill(
+    order: Sequence[int], lengths: Sequence[int], tokens_per_step: int
+) -> Iterator[list[int]]:
+    step: list[int] = []
+    used = 0
+    for index in order:
+        if step and used + lengths[index] > tokens_per_step:
+            yield step
+            step, used = [], 0
+        step.append(index)
+        used += lengths[index]
+    if step:
+        yield step
+
+
+class Packer:
+    """Reads documents and puts them end to end, asking once for each what the target favours.
+
+    `favourites` maps final states [P, D] to the target's most likely token ids [P]; over a full
+    vocabulary that costs as much as a step of training, so the answers are kept (one bool a token).
+    """
+
+    def __init__(
+        self, documents: Documents, favourites: Callable[[Tensor], Tensor], t2d_V: Tensor
+    ) -> None:
+        self._documents = documents
+        self._favourites = favourites
+        self._t2d_V = t2d_V
+        self._in_vocab: dict[int, Tensor] = {}
+
+    def pack(self, indices: Sequence[int]) -> Pack:
+        """Return these documents as one row."""
+        documents = [self._documents.read(index) for index in indices]
+        predictions_P, in_vocab_P, start = [], [], 0
+        for index, document in zip(indices, documents, strict=True):
+            found = predictions(document.reply_T)
+            if index not in self._in_vocab:
+                favourites = self._favourites(document.final_TD[found])
+                self._in_vocab[index] = self._t2d_V[favourites]
+            predictions_P.append(found + start)
+            in_vocab_P.append(self._in_vocab[index])
+            start += len(document.input_ids_T)
+        return Pack(
+            input_ids_T=torch.cat([d.input_ids_T for d in documents]).long(),
+            aux_TLD=torch.cat([d.aux_TLD for d in documents]),
+            final_TD=torch.cat([d.final_TD for d in documents]),
+            predictions_P=torch.cat(predictions_P),
+            in_vocab_P=torch.cat(in_vocab_P),
+            lengths=tuple(len(d.input_ids_T) for d in documents),
+        )

@@ -1,1 +1,1 @@
-"""One short module a DVC stage: read parameters and files, call the wings, write files, report numbers."""
+"""One short module a DVC stage: read files, call the wings, write files, report numbers."""

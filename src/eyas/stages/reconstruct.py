@@ -1,0 +1,81 @@
+"""Rebuild the exact token ids of a data set's replies, and check them against the bill.
+
+Reads: data/prompts/DS.jsonl, data/responses/DS.jsonl, models/target (tokenizer, template).
+Writes: data/samples/DS.parquet, data/samples/DS.rejects.jsonl.
+Run: python -m eyas.stages.reconstruct select=chat. Source: eyas.tokens.rebuild.
+"""
+
+from collections import Counter
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from eyas.desk.params import Params
+from eyas.desk.stage import CONF, Report, run_stage
+from eyas.errors import EyasError
+from eyas.files import read_records, write_jsonl
+from eyas.parquet import write_samples
+from eyas.records import Prompt, Response, Sample, Violation
+from eyas.settings import Validate
+from eyas.tokens.codecs import Codec, load_codec
+from eyas.tokens.rebuild import Rebuilt, evidence_metrics, rebuild_response, rebuild_trajectory
+
+
+@hydra.main(version_base=None, config_path=CONF, config_name="config")
+def main(config: DictConfig) -> None:
+    """Reconstruct the selected data set."""
+    run_stage("reconstruct", work, config)
+
+
+def work(params: Params) -> Report:
+    """Rebuild, count and write."""
+    name = params.value("select")
+    rules = params.section("validate", Validate)
+    kind = params.section(f"datasets.{name}.kind", str)
+    codec = load_codec(params.section("target.codec", str), Path("models/target"))
+    prompt_file = Path(f"data/prompts/{name}.jsonl")
+    prompts = read_records(prompt_file, Prompt, hint=f"run `dvc repro prepare@{name}`")
+    if kind == "trajectories":
+        rebuilt = [r for prompt in prompts for r in rebuild_trajectory(prompt, codec)]
+    else:
+        rebuilt = _rebuild_responses(name, prompts, codec, rules)
+    samples = [r.result for r in rebuilt if isinstance(r.result, Sample)]
+    rejects = [r.result for r in rebuilt if isinstance(r.result, Violation)]
+    write_samples(Path(f"data/samples/{name}.parquet"), samples)
+    write_jsonl(Path(f"data/samples/{name}.rejects.jsonl"), rejects)
+    return _report(rebuilt, samples, rejects)
+
+
+def _rebuild_responses(
+    name: str, prompts: list[Prompt], codec: Codec, rules: Validate
+) -> list[Rebuilt]:
+    path = Path(f"data/responses/{name}.jsonl")
+    hint = f"run `dvc repro generate@{name}`"
+    responses = read_records(path, Response, hint=hint)
+    if not responses:
+        raise EyasError(f"{path}: no response in it", hint=hint)
+    by_id = {prompt.id: prompt for prompt in prompts}
+    if strangers := [r.id for r in responses if r.id not in by_id]:
+        raise EyasError(f"{path}: answers prompt {strangers[0]}, which is not there", hint=hint)
+    return [rebuild_response(by_id[r.id], r, codec, rules) for r in responses]
+
+
+def _report(rebuilt: list[Rebuilt], samples: list[Sample], rejects: list[Violation]) -> Report:
+    reasons = Counter(v.rule for v in rejects)
+    flags = Counter(flag for sample in samples for flag in sample.flags)
+    evidence = evidence_metrics(rebuilt)
+    identical = evidence.get("identical_share")
+    share = "" if identical is None else f", {identical:.2%} identical to the ids really sampled"
+    return Report(
+        summary=f"{len(rebuilt)} replies: {len(samples)} samples, {len(rejects)} rejected"
+        f", {evidence['count_exact_share']:.2%} match the bill{share}",
+        metrics={
+            "rows_in": len(rebuilt),
+            "rows_out": len(samples),
+            "rebuilt_tokens": sum(r.rebuilt_tokens for r in rebuilt),
+            **evidence,
+            **{f"rejects_{rule}": count for rule, count in sorted(reasons.items())},
+            **{f"flagged_{flag}": count for flag, count in sorted(flags.items())},
+        },
+    )

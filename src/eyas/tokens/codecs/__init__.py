@@ -1,0 +1,67 @@
+"""Codecs: how a target family renders prompts and how the parts of its replies become ids.
+
+A codec is made from the target's own folder. A new family is one module and one line in `_LOADERS`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from eyas.errors import EyasError
+from eyas.records import Message, Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyParts:
+    """A reply as an API hands it out."""
+
+    content: str | None
+    reasoning: str | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
+
+
+class Codec(Protocol):
+    """What the pipeline asks of a target's format."""
+
+    stop_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+    vocab_size: int
+
+    def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Return the ids of the whole chat prompt, the header of the reply included."""
+        ...
+
+    def reply_ids(self, reply: ReplyParts, finish_reason: str) -> list[int]:
+        """Return the ids of a reply; they end with the end-of-turn id unless it was cut."""
+        ...
+
+    def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
+        """Return the parts of a sampled reply, as an engine would hand them out."""
+        ...
+
+    def has_special_text(self, text: str) -> bool:
+        """Tell whether text spells a special token, which encoding would turn into a real one."""
+        ...
+
+
+def load_codec(name: str, folder: Path) -> Codec:
+    """Return the named codec over a target folder.
+
+    Raises: EyasError for an unknown name, or a folder without tokenizer or chat template.
+    """
+    if name not in _LOADERS:
+        raise EyasError(
+            f"target.codec: expected {' | '.join(sorted(_LOADERS))}, got '{name}'",
+            hint="a new family needs a codec under src/eyas/tokens/codecs",
+        )
+    return _LOADERS[name](folder)
+
+
+def _chatml(folder: Path) -> Codec:
+    from eyas.tokens.codecs.chatml import load_chatml
+
+    return load_chatml(folder)
+
+
+_LOADERS: dict[str, Callable[[Path], Codec]] = {"chatml": _chatml}

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,7 @@ class Scripted:
 
 
 @contextlib.contextmanager
-def serving_app(app: Any) -> Iterator[str]:
+def serving_app(app: Any) -> Generator[str]:
     config = uvicorn.Config(app, port=0, log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

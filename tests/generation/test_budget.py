@@ -49,14 +49,16 @@ def test_held_rows_count() -> None:
 
 
 def test_the_estimate_takes_the_longest_prefix_that_is_nearly_done() -> None:
+    done: tuple[int | None, int] = (10, 100)
+    still_open: tuple[int | None, int] = (None, 100)
     # 99 rows are too few; at 100 with 5 open (counted at their longest) the share is 95 %.
-    rows: list[tuple[int | None, int]] = [(10, 100)] * 95 + [(None, 100)] * 4
+    rows = [done] * 95 + [still_open] * 4
     assert prefix_estimate(rows) is None
-    estimate = prefix_estimate([*rows, (None, 100)])
+    estimate = prefix_estimate([*rows, still_open])
     assert estimate is not None
     assert estimate[0] == pytest.approx((95 * 10 + 5 * 100) / 100)
     # an open tail is left out, a done row behind it does not bring it in
-    rows = [(10, 100)] * 100 + [(None, 100)] * 50 + [(10, 100)]
+    rows = [done] * 100 + [still_open] * 50 + [done]
     values = [10] * 100 + [100] * 5
     assert prefix_estimate(rows) == pytest.approx(
         (statistics.fmean(values), statistics.pstdev(values))

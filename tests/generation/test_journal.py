@@ -54,7 +54,7 @@ def failing_writes(monkeypatch: pytest.MonkeyPatch, times: int, *, half: bool = 
     """Let the next `times` writes find the disk full; `half` writes a few bytes first."""
     real, left = os.write, [times]
 
-    def fake(handle: int, data: bytes) -> int:
+    def fake(handle: int, data: memoryview) -> int:
         if left[0] <= 0:
             return real(handle, data)
         if half and len(data) > 10:

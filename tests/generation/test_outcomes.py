@@ -12,7 +12,7 @@ from eyas.generation.outcomes import Outcome, classify, lost
 USAGE = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15, "cost": 0.25}
 
 
-def choice(finish: str | None = "stop", **fields: Any) -> dict[str, Any]:
+def choice(finish: Any = "stop", **fields: Any) -> dict[str, Any]:
     message = fields.pop("message", {"role": "assistant", "content": "hello"})
     return {"index": 0, "finish_reason": finish, "message": message} | fields
 

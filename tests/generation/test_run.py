@@ -308,7 +308,7 @@ async def test_a_full_disk_stops_the_run_and_loses_no_answer(
 ) -> None:
     real, answers = os.write, []
 
-    def fake(handle: int, data: bytes) -> int:
+    def fake(handle: int, data: memoryview) -> int:
         if b"generation_id" in bytes(data) and (tmp_path / "reserve").exists():
             answers.append(1)
             if len(answers) > 6:
@@ -334,7 +334,7 @@ async def test_a_disk_that_takes_nothing_more_is_told_with_the_number_of_lost_an
 ) -> None:
     real, full = os.write, []
 
-    def fake(handle: int, data: bytes) -> int:
+    def fake(handle: int, data: memoryview) -> int:
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real(handle, data)
@@ -355,7 +355,7 @@ async def test_a_disk_that_takes_nothing_more_is_told_with_the_number_of_lost_an
 async def test_a_request_whose_record_cannot_be_written_is_not_sent(
     make_prompts: Make, good: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fake(_handle: int, _data: bytes) -> int:
+    def fake(_handle: int, _data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     asked = []

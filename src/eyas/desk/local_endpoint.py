@@ -41,6 +41,7 @@ _HOST = "127.0.0.1"
 _READY = "eyas-ready "
 _DEFAULT_MAX_TOKENS = 256
 _TAIL_LINES = 8
+_PATIENCE_S = 10.0  # for its end
 log = logging.getLogger("eyas")
 
 
@@ -260,7 +261,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()
     try:
-        process.wait(timeout=10)
+        process.wait(timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
 

@@ -372,7 +372,7 @@ def test_the_summary_tells_what_was_bought(tree: dict[str, Any]) -> None:
 
 
 def test_after_a_kill_no_answer_is_lost_and_none_is_bought_twice(
-    tree: dict[str, Any], endpoint: Endpoint, tmp_path: Path
+    tree: dict[str, Any], endpoint: Endpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_jsonl(PROMPTS, prompts(20))
     write_json(Path("tree.json"), tree)
@@ -397,6 +397,7 @@ def test_after_a_kill_no_answer_is_lost_and_none_is_bought_twice(
     endpoint.release.set()
     metrics = work(tree)
     assert path.read_bytes().startswith(stored)
+    assert "4 earlier requests have no end on record" in caplog.text
     assert (metrics["resumed"], metrics["requests_sent"], metrics["responses"]) == (8, 12, 20)
     assert len(endpoint.asked) == 20 + 4
     lines = [orjson.loads(line)["fingerprint"] for line in path.read_bytes().splitlines()]

@@ -7,6 +7,7 @@ Source: shared/facts/generation.md section 3. A stopped run goes on where it was
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ from eyas.settings import DatasetGenerate, Endpoint, PartitionRule, Runtime, Sam
 
 JOURNAL = Path("var/journal")
 _RESERVE_BYTES = 1 << 16  # on disk for each request in flight, should the disk run full
+log = logging.getLogger("eyas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ def work(params: Params) -> Report:
     jobs = plan_jobs(prompts, settings, source)
     reserve_bytes = _RESERVE_BYTES * max(settings.runtime.concurrency.values())
     with Journal(JOURNAL / settings.dataset, reserve_bytes=reserve_bytes) as journal:
+        if lost := journal.unended():
+            log.warning("%d earlier requests have no end on record: they may be billed", lost)
         started_s = time.monotonic()
         tally = ask_missing(jobs, journal, settings)
         seconds = time.monotonic() - started_s

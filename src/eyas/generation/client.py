@@ -5,6 +5,7 @@ Plain httpx cannot serve more than about 200 concurrent requests (45 CPU-s per 1
 """
 
 import asyncio
+import logging
 import os
 import time
 import urllib.request
@@ -49,6 +50,7 @@ class Client:
             raise EyasError(
                 f"runtime.connection.url: expected http(s)://host/api/v1, got '{url}'",
             )
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line for each request
         self._address = f"{url.rstrip('/')}/chat/completions"
         self._key = key
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""Parse upstream rows, a function a schema: a row becomes a `ParsedRow` or a `Reject`, never a guess.
+"""Parse upstream rows, a function a schema: each row is a `ParsedRow` or a `Reject`, no guesses.
 
 Source: BFCL v4, https://github.com/ShishirPatil/gorilla/tree/main/berkeley-function-call-leaderboard;
 HumanEval, https://github.com/openai/human-eval; function tools as in OpenAI's chat API.
@@ -115,7 +115,7 @@ def parse_bfcl(row: Mapping[str, Any]) -> ParsedRow:
 
 
 def parse_humaneval(row: Mapping[str, Any]) -> ParsedRow:
-    """Parse a HumanEval task: the unfinished function becomes a user's request with a code block."""
+    """Parse a HumanEval task: the unfinished function is put into a user's request, as a block."""
     code = row.get("prompt")
     if not isinstance(code, str) or not code.strip():
         raise RowError("no_content", code)

@@ -10,8 +10,9 @@ import importlib.util
 import re
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import orjson
 
@@ -20,6 +21,7 @@ from eyas.settings import Source
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 KINDS = "file | wheel | hub"
+Opened = BufferedReader | gzip.GzipFile
 
 
 def read_rows(source: Source) -> Iterator[Any]:
@@ -74,11 +76,11 @@ def _read_file(path: Path) -> Iterator[Any]:
         ) from None
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _opened(path: Path) -> Opened:
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-def _is_array(data: IO[bytes]) -> bool:
+def _is_array(data: Opened) -> bool:
     """Look at the first character: BFCL's .json files hold JSON lines."""
     first = data.read(1)
     while first.isspace():
@@ -87,7 +89,7 @@ def _is_array(data: IO[bytes]) -> bool:
     return first == b"["
 
 
-def _read_array(path: Path, data: IO[bytes]) -> Iterator[Any]:
+def _read_array(path: Path, data: Opened) -> Iterator[Any]:
     try:
         yield from orjson.loads(data.read())
     except orjson.JSONDecodeError as error:
@@ -96,7 +98,7 @@ def _read_array(path: Path, data: IO[bytes]) -> Iterator[Any]:
         ) from None
 
 
-def _read_lines(path: Path, lines: IO[bytes]) -> Iterator[Any]:
+def _read_lines(path: Path, lines: Opened) -> Iterator[Any]:
     for number, line in enumerate(lines, start=1):
         if line.isspace():
             continue
@@ -109,7 +111,7 @@ def _read_lines(path: Path, lines: IO[bytes]) -> Iterator[Any]:
 
 
 def _read_hub(source: Source) -> Iterator[Any]:
-    repo, revision = _need(source, "repo"), _need(source, "revision")
+    repo, revision, split = (_need(source, name) for name in ("repo", "revision", "split"))
     if not _COMMIT.fullmatch(revision):
         raise EyasError(
             f"{repo}: expected a revision of 40 hex digits, got '{revision}'",
@@ -127,7 +129,7 @@ def _read_hub(source: Source) -> Iterator[Any]:
             repo,
             data_files=source.path,
             revision=revision,
-            split=_need(source, "split"),
+            split=split,
             streaming=True,
         )
     except (OSError, ValueError) as error:

@@ -1,11 +1,12 @@
 """Turn a data set's upstream rows into prompts and a held-out split.
 
-Reads: the data set's source, models/target (tokenizer, template).
+Reads: the data set's source, models/target (template, tokenizer, context length).
 Writes: data/prompts/DS.jsonl, data/heldout/DS.jsonl, data/prompts/DS.rejects.jsonl.
 Run: python -m eyas.stages.prepare select=chat. Source: docs/contracts.md.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import hydra
@@ -14,15 +15,15 @@ from omegaconf import DictConfig
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.errors import EyasError
-from eyas.files import write_jsonl
-from eyas.prompts.schemas import SCHEMAS, parse
-from eyas.prompts.selection import Rules, Selection, select
+from eyas.files import read_json, write_jsonl
+from eyas.prompts.schemas import parse_row
+from eyas.prompts.selection import Plan, Selection, TargetFacts, check_plan, select
 from eyas.prompts.sources import read_rows
 from eyas.settings import DatasetPrepare, Heldout, PartitionRule, Source
 from eyas.tokens.codecs import load_codec
 
-KINDS = ("prompts", "trajectories")
 TARGET = Path("models/target")
+_SHOWN_REASONS = 3
 
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
@@ -32,75 +33,82 @@ def main(config: DictConfig) -> None:
 
 
 def work(params: Params) -> Report:
-    """Parse, select and write the rows of one data set."""
+    """Read, parse, select and write the rows of one data set."""
     name = params.value("select")
+    if not name:
+        raise EyasError(
+            "no data set selected", hint="add select=NAME, a key under conf/datasets: select=chat"
+        )
     source = params.section(f"datasets.{name}.source", Source)
     prepare = params.section(f"datasets.{name}.prepare", DatasetPrepare)
-    rules = _rules(params, name, prepare)
-    if prepare.schema not in SCHEMAS:
-        known = " | ".join(sorted(SCHEMAS))
-        raise EyasError(f"datasets.{name}.prepare.schema: expected {known}, got '{prepare.schema}'")
-    rows = (parse(prepare.schema, row, i) for i, row in enumerate(read_rows(source)))
-    selection = select(rows, rules)
-    _check_filled(name, selection, source)
+    plan = _plan(params, name, prepare)
+    check_plan(plan)
+    target = _target(params.section("target.codec", str))
+    selection = select((parse_row(prepare.schema, row) for row in read_rows(source)), plan, target)
+    reasons = Counter(violation.rule for violation in selection.rejects)
+    _check_filled(name, source, selection, reasons)
     write_jsonl(Path(f"data/prompts/{name}.jsonl"), selection.prompts)
     write_jsonl(Path(f"data/heldout/{name}.jsonl"), selection.heldout)
     write_jsonl(Path(f"data/prompts/{name}.rejects.jsonl"), selection.rejects)
-    return _report(selection)
+    return _report(source, selection, reasons)
 
 
-def _rules(params: Params, name: str, prepare: DatasetPrepare) -> Rules:
-    codec = load_codec(params.section("target.codec", str), TARGET)
-    partitions = params.section("partition", dict[str, PartitionRule])
-    kind = params.section(f"datasets.{name}.kind", str)
-    licence = params.section(f"datasets.{name}.licence", str)
-    if kind not in KINDS:
-        raise EyasError(f"datasets.{name}.kind: expected {' | '.join(KINDS)}, got '{kind}'")
-    if not licence.strip():
-        raise EyasError(f"datasets.{name}.licence: empty", hint="name the rows' licence")
-    if prepare.partition is not None and prepare.partition not in partitions:
-        known = " | ".join(partitions)
-        raise EyasError(
-            f"datasets.{name}.prepare.partition: expected {known}, got '{prepare.partition}'"
-        )
-    return Rules(
+def _plan(params: Params, name: str, prepare: DatasetPrepare) -> Plan:
+    return Plan(
         dataset=name,
-        kind=kind,
-        licence=licence,
-        partitions=partitions,
-        partition=prepare.partition,
+        kind=params.section(f"datasets.{name}.kind", str),
+        licence=params.section(f"datasets.{name}.licence", str),
         heldout_permille=params.section("heldout", Heldout).permille,
         max_rows=prepare.max_rows,
         seed=prepare.seed,
+        partition=prepare.partition,
+        partitions=params.section("partition", dict[str, PartitionRule]),
+    )
+
+
+def _target(codec_name: str) -> TargetFacts:
+    codec = load_codec(codec_name, TARGET)
+    config = read_json(TARGET / "config.json", hint="dvc repro target")
+    return TargetFacts(
         count_tokens=lambda messages, tools: len(codec.render_prompt(messages, tools)),
         has_special_text=codec.has_special_text,
+        context_tokens=config.get("text_config", config)["max_position_embeddings"],
     )
 
 
-def _check_filled(name: str, selection: Selection, source: Source) -> None:
+def _check_filled(
+    name: str, source: Source, selection: Selection, reasons: Mapping[str, int]
+) -> None:
     if selection.prompts:
         return
-    reasons = Counter(v.rule for v in selection.rejects).most_common(3)
+    where = f"data set '{name}' from {source.package or source.repo or source.kind} {source.path}"
+    most = Counter(reasons).most_common(_SHOWN_REASONS)
+    counts = ", ".join(f"{reason} {count}" for reason, count in most) or "none rejected"
     raise EyasError(
-        f"data set '{name}': no prompt left of {source.path or source.repo}; rejects: {reasons}",
-        hint="check source, schema and max_rows under conf/datasets",
+        f"{where}: expected prompts, got none of {selection.rows_in} rows ({counts}, "
+        f"{len(selection.heldout)} held out)",
+        hint=f"check datasets.{name}.source and .prepare (schema, max_rows) under conf/datasets",
     )
 
 
-def _report(selection: Selection) -> Report:
-    reasons = Counter(v.rule for v in selection.rejects)
-    prompts, heldout = len(selection.prompts), len(selection.heldout)
-    rows_in = prompts + heldout + selection.not_selected + len(selection.rejects)
-    tokens = sum(p.prompt_tokens for p in selection.prompts)
-    return Report(
-        summary=f"{rows_in} rows: {prompts} prompts ({tokens:,} tokens), {heldout} held out, "
-        f"{selection.not_selected} not selected, {len(selection.rejects)} rejected",
-        metrics={
-            "rows_in": rows_in,
-            "prompts": prompts,
-            "heldout": heldout,
-            "not_selected": selection.not_selected,
-            "prompt_tokens": tokens,
-            **{f"rejects_{reason}": count for reason, count in sorted(reasons.items())},
-        },
+def _report(source: Source, selection: Selection, reasons: Mapping[str, int]) -> Report:
+    tokens = sum(prompt.prompt_tokens for prompt in selection.prompts)
+    metrics = {
+        "rows_in": selection.rows_in,
+        "prompts": len(selection.prompts),
+        "heldout": len(selection.heldout),
+        "not_selected": selection.not_selected,
+        "prompt_tokens": tokens,
+        **{f"rejects_{reason}": count for reason, count in sorted(reasons.items())},
+    }
+    summary = (
+        f"{selection.rows_in} rows: {len(selection.prompts)} prompts ({tokens:,} tokens), "
+        f"{len(selection.heldout)} held out, {selection.not_selected} not selected, "
+        f"{len(selection.rejects)} rejected"
     )
+    read = (Path(source.path),) if source.kind == "file" and source.path else ()
+    return Report(summary=summary, metrics=metrics, inputs=read)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Acceptance by real draft-verify decoding, greedy, one sequence at a time, and by its replay.
+
+A verification is one forward pass of the target over the newest token and a chain of K drafts; it
+gains the drafts that equal the target's own choices, and one token more (the bonus). Acceptance
+length (tau) = tokens gained / verifications; the token of the prefill is not counted. In a replay
+the target's answers are read from its plain greedy path; greedy drafts depend on committed tokens
+alone, so its verifications are those of the real loop (a test and the evaluate stage assert it).
+
+Legend: T tokens, L aux layers, D hidden size, V target vocabulary.
+Source: speculative decoding https://arxiv.org/abs/2211.17192, EAGLE-3 https://arxiv.org/abs/2503.01840.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eyas.drafter.inference import DraftRunner, Lookup
+
+BOOTSTRAP_ROUNDS = 1000
+LOOP_NGRAM, LOOP_TIMES = 16, 3  # a reply that ends in three equal runs of at most 16 tokens
+Propose = Callable[[list[int], Tensor, int], list[int]]  # ids, aux of all but the last, K
+
+
+class Target:
+    """The target with its cache, giving logits and the outputs of the aux layers."""
+
+    def __init__(self, model: Any, aux_layers: Sequence[int]) -> None:
+        self._model, self._aux_layers = model, tuple(aux_layers)
+        self._seen: dict[int, Tensor] = {}
+        self._cache: Any = None
+        self._handles = [
+            model.model.layers[layer].register_forward_hook(self._keep(layer))
+            for layer in self._aux_layers
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def start(self) -> None:
+        """Forget the sequence."""
+        from transformers import DynamicCache
+
+        self._cache = DynamicCache()
+
+    def forward(self, ids: Sequence[int], *, last_only: bool = False) -> tuple[Tensor, Tensor]:
+        """Run tokens behind those in the cache; return logits [T, V] and aux states [T, L, D]."""
+        out = self._model(
+            torch.tensor([list(ids)]),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1 if last_only else 0,
+        )
+        aux = torch.stack([self._seen[layer][0] for layer in self._aux_layers], dim=1)
+        return out.logits[0], aux
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache."""
+        self._cache.crop(length)
+
+    def _keep(self, layer: int) -> Callable[..., None]:
+        def hook(_module: Any, _inputs: Any, output: Any) -> None:
+            self._seen[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoded:
+    """One reply: its ids, what each verification gained, and the aux states along its path."""
+
+    ids: tuple[int, ...]
+    gains: tuple[int, ...]  # per verification: accepted drafts + bonus token
+    wall_s: float
+    forward_passes: int
+    min_gap: float = float("inf")  # smallest lead of the best logit over the second
+    aux_TLD: Tensor | None = None
+
+
+@torch.inference_mode()
+def decode_plain(
+    target: Target, prompt: Sequence[int], *, max_new_tokens: int, stop_ids: Sequence[int]
+) -> Decoded:
+    """Decode greedily, one token a forward pass."""
+    started = time.perf_counter()
+    target.start()
+    logits_TV, aux_TLD = target.forward(prompt, last_only=True)
+    states, ids, gap = [aux_TLD], [int(logits_TV[-1].argmax())], _gap(logits_TV[-1])
+    while len(ids) < max_new_tokens and ids[-1] not in stop_ids:
+        logits_TV, aux_TLD = target.forward(ids[-1:])
+        states.append(aux_TLD)
+        ids.append(int(logits_TV[-1].argmax()))
+        gap = min(gap, _gap(logits_TV[-1]))
+    return Decoded(
+        ids=tuple(ids),
+        gains=(1,) * (len(ids) - 1),
+        wall_s=time.perf_counter() - started,
+        forward_passes=len(states),
+        min_gap=gap,
+        aux_TLD=torch.cat(states),
+    )
+
+
+@torch.inference_mode()
+def decode_drafted(
+    target: Target,
+    propose: Propose,
+    prompt: Sequence[int],
+    *,
+    num_drafts: int,
+    max_new_tokens: int,
+    stop_ids: Sequence[int],
+) -> Decoded:
+    """Decode greedily with drafts verified by the target; the ids are those of plain decoding."""
+    started = time.perf_counter()
+    target.start()
+    logits_TV, aux_TLD = target.forward(prompt, last_only=True)
+    path = [*prompt, int(logits_TV[-1].argmax())]
+    end = len(prompt) + max_new_tokens
+    gains: list[int] = []
+    while len(path) < end and path[-1] not in stop_ids:
+        drafts = propose(path, aux_TLD, num_drafts)
+        logits_TV, aux_TLD = target.forward([path[-1], *drafts])
+        choices = logits_TV.argmax(-1).tolist()
+        accepted = matching(drafts, choices)
+        new = _until_stop(choices[: accepted + 1], stop_ids)[: end - len(path)]
+        aux_TLD = aux_TLD[: len(new)]
+        path += new
+        gains.append(len(new))
+        target.crop(len(path) - 1)
+    return Decoded(
+        ids=tuple(path[len(prompt) :]),
+        gains=tuple(gains),
+        wall_s=time.perf_counter() - started,
+        forward_passes=1 + len(gains),
+    )
+
+
+def drafting(runner: DraftRunner) -> Propose:
+    """Return the proposals of an EAGLE-3 drafter; a call goes on where the last one was."""
+    rows = 0
+
+    def propose(path: list[int], aux_TLD: Tensor, num_drafts: int) -> list[int]:
+        nonlocal rows
+        if rows + len(aux_TLD) != len(path) - 1:
+            runner.start()
+            rows = 0
+        next_ids = path[rows + 1 :]
+        rows = len(path) - 1
+        return runner.propose(next_ids, aux_TLD, num_drafts)
+
+    return propose
+
+
+def looking_up(lookup: Lookup) -> Propose:
+    """Return the proposals of prompt lookup."""
+    return lambda path, _aux, num_drafts: lookup.propose(path, num_drafts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """The verifications along one path."""
+
+    gains: tuple[int, ...]
+    accepted: tuple[int, ...]  # drafts equal to the path's tokens
+    offered: tuple[int, ...]  # drafts that lie inside the path
+
+
+def replay(
+    path: Sequence[int], reply_start: int, chains: Callable[[int], Sequence[int]], num_drafts: int
+) -> Replayed:
+    """Return the verifications along a known path.
+
+    `chains(n)` is the chain drafted once path[:n] is committed. Worked example: a path whose reply
+    is `a b c d`, chains right for one token, K = 2: `a` is the prefill's; the first verification
+    gains `b` and the bonus `c`, the second gains `d` alone: gains 2, 1, tau 1.5.
+    """
+    committed = reply_start + 1
+    gains: list[int] = []
+    accepted: list[int] = []
+    offered: list[int] = []
+    while committed < len(path):
+        rest = path[committed:]
+        drafts = list(chains(committed))[:num_drafts]
+        accepted.append(matching(drafts, rest))
+        offered.append(min(len(drafts), len(rest)))
+        gains.append(min(accepted[-1] + 1, len(rest)))
+        committed += gains[-1]
+    return Replayed(gains=tuple(gains), accepted=tuple(accepted), offered=tuple(offered))
+
+
+def matching(drafts: Sequence[int], choices: Sequence[int]) -> int:
+    """Return how many drafts equal the target's choices before the first that does not."""
+    count = 0
+    for draft, choice in zip(drafts, choices, strict=False):
+        if draft != choice:
+            break
+        count += 1
+    return count
+
+
+def tau_of(gains: Sequence[Sequence[int]]) -> float:
+    """Return the acceptance length over prompts: all tokens gained / all verifications."""
+    verifications = sum(len(g) for g in gains)
+    return sum(sum(g) for g in gains) / verifications if verifications else 1.0
+
+
+def interval_of(gains: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % interval of tau, by bootstrap over prompts."""
+    draw = random.Random(seed)
+    taus = sorted(tau_of(draw.choices(gains, k=len(gains))) for _ in range(BOOTSTRAP_ROUNDS))
+    return taus[int(0.025 * BOOTSTRAP_ROUNDS)], taus[int(0.975 * BOOTSTRAP_ROUNDS)]
+
+
+def acceptance_by_position(replays: Sequence[Replayed], num_drafts: int) -> list[float]:
+    """Return for draft k the share accepted where 1..k-1 were; drafts past the end are left out."""
+    pairs = [pair for r in replays for pair in zip(r.accepted, r.offered, strict=True)]
+    shares = []
+    for k in range(1, num_drafts + 1):
+        reached = [accepted for accepted, offered in pairs if accepted >= k - 1 and offered >= k]
+        shares.append(sum(a >= k for a in reached) / len(reached) if reached else 0.0)
+    return shares
+
+
+def ends_in_loop(ids: Sequence[int]) -> bool:
+    """Tell whether a reply ends in `LOOP_TIMES` equal runs of at most `LOOP_NGRAM` tokens."""
+    ids = list(ids)
+    return any(
+        len(ids) >= size * LOOP_TIMES and ids[-size * LOOP_TIMES :] == ids[-size:] * LOOP_TIMES
+        for size in range(1, LOOP_NGRAM + 1)
+    )
+
+
+def _until_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
+    end = next((i + 1 for i, token in enumerate(ids) if token in stop_ids), len(ids))
+    return ids[:end]
+
+
+def _gap(logits_V: Tensor) -> float:
+    best, second = logits_V.topk(2).values.tolist()
+    return best - second

@@ -1,0 +1,159 @@
+"""The folder that SGLang and vLLM load: exact keys, shapes and dtypes, or no folder at all.
+
+Reads: models/drafter. Writes: models/export (config.json, model.safetensors, README.md).
+Servers skip unknown keys silently and guess missing layer ids, so everything is refused here.
+Source: SGLang python/sglang/srt/models/llama_eagle3.py; vLLM model_executor/models/llama_eagle3.py.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from eyas.drafter.config import DrafterConfig
+from eyas.errors import EyasError
+from eyas.files import replacing, write_json, write_text
+
+WEIGHTS = "model.safetensors"
+_HINT = "train again with `dvc repro -f -s train`"
+
+
+def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Return the exact keys and shapes of a drafter."""
+    c, width = config, config.hidden_size
+    queries, groups = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    layer = {
+        "hidden_norm": (width,),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+        "self_attn.q_proj": (queries, 2 * width),
+        "self_attn.k_proj": (groups, 2 * width),
+        "self_attn.v_proj": (groups, 2 * width),
+        "self_attn.o_proj": (width, queries),
+        "mlp.gate_proj": (c.intermediate_size, width),
+        "mlp.up_proj": (c.intermediate_size, width),
+        "mlp.down_proj": (width, c.intermediate_size),
+    }
+    return {
+        "fc.weight": (width, len(c.aux_layers) * c.target_hidden_size),
+        **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
+        "norm.weight": (width,),
+        "lm_head.weight": (c.draft_vocab_size, width),
+        "d2t": (c.draft_vocab_size,),
+        "t2d": (c.vocab_size,),
+    }
+
+
+def check_tensors(tensors: Mapping[str, Tensor], config: DrafterConfig, where: str) -> None:
+    """Refuse tensors that a server would misread.
+
+    Raises: EyasError naming the first key, shape, value or map that is wrong.
+    """
+    expected = expected_shapes(config)
+    if wrong := sorted(set(tensors) ^ set(expected)):
+        word = "unknown" if wrong[0] in tensors else "missing"
+        raise EyasError(f"{where}: {word} tensor '{wrong[0]}'", hint=_HINT)
+    for name, shape in expected.items():
+        got = tensors[name]
+        if tuple(got.shape) != shape:
+            raise EyasError(f"{where}: '{name}' expected {shape}, got {tuple(got.shape)}")
+        if got.is_floating_point() != (name not in ("d2t", "t2d")):
+            raise EyasError(f"{where}: '{name}' has dtype {got.dtype}", hint=_HINT)
+        if got.is_floating_point() and not bool(torch.isfinite(got).all()):
+            raise EyasError(f"{where}: '{name}' holds NaN or infinity", hint="lower train.lr")
+    _check_maps(tensors["d2t"], tensors["t2d"], where)
+    if config.aux_layers[0] != 1:
+        raise EyasError(
+            f"{where}: aux layers {list(config.aux_layers)}: the first must be 1",
+            hint="SGLang shifts explicit ids only then (extract.layers)",
+        )
+
+
+def _check_maps(d2t_N: Tensor, t2d_V: Tensor, where: str) -> None:
+    if d2t_N.dtype != torch.int64 or t2d_V.dtype != torch.bool:
+        raise EyasError(
+            f"{where}: d2t must be int64 and t2d bool, got {d2t_N.dtype}, {t2d_V.dtype}"
+        )
+    used_N = d2t_N + torch.arange(len(d2t_N))
+    if not bool((used_N.diff() > 0).all()):
+        raise EyasError(f"{where}: d2t does not give ascending ids", hint=_HINT)
+    if not torch.equal(used_N, t2d_V.nonzero().flatten()):
+        raise EyasError(f"{where}: d2t and t2d name different ids", hint=_HINT)
+
+
+def serving_config(config: DrafterConfig) -> dict[str, Any]:
+    """Return config.json, with rope in the old and the new form for servers of either age."""
+    c = config
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": c.hidden_size,
+        "target_hidden_size": c.target_hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.rms_norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.draft_vocab_size,
+        "max_position_embeddings": c.max_position_embeddings,
+        "rope_theta": c.rope_theta,
+        "rope_scaling": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": c.bos_token_id,
+        "eos_token_id": c.eos_token_id,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(c.aux_layers),
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read every tensor of a safetensors file.
+
+    Raises: EyasError if it is missing or torn.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise EyasError(f"{path}: not a readable safetensors file ({error})", hint=_HINT) from None
+
+
+def write_export(
+    folder: Path, tensors: Mapping[str, Tensor], config: DrafterConfig, card: str
+) -> None:
+    """Check, write in bfloat16, read back and compare bit for bit.
+
+    Raises: EyasError if anything is not as servers expect it.
+    """
+    check_tensors(tensors, config, "drafter")
+    served = {
+        name: tensor.to(torch.bfloat16).contiguous() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    metadata = {
+        "format": "pt",
+        "target": config.target_name,
+        "target_revision": config.target_revision,
+    }
+    with replacing(folder / WEIGHTS) as temporary:
+        save_file(served, temporary, metadata=metadata)
+    write_json(folder / "config.json", serving_config(config))
+    write_text(folder / "README.md", card)
+    again = read_tensors(folder / WEIGHTS)
+    check_tensors(again, config, str(folder / WEIGHTS))
+    if changed := [n for n in served if not torch.equal(served[n], again[n])]:
+        raise EyasError(f"{folder / WEIGHTS}: '{changed[0]}' changed on its way to the disk")

@@ -1,0 +1,178 @@
+"""The drafter at decode time, from the tensors of an exported folder.
+
+Independent of the training code (it shares the layers only), so that each checks the other. Row t
+holds the embedding of token x[t+1] and the target's state of x[t], at position t; a drafted row
+holds the embedding of the draft and the drafter's own un-normed output.
+
+Legend: T rows, D hidden size, L aux layers, H heads, G key/value heads, R = H/G, K head dim,
+N draft vocabulary, V target vocabulary, S starts, J drafts already made.
+Source: SGLang python/sglang/srt/models/llama_eagle3.py; docs/contracts.md.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eyas.drafter.config import DrafterConfig
+from eyas.drafter.layers import apply_rotary, gated_mlp, rms_norm, rotary_tables
+
+_LAYER = "midlayer."
+
+
+class DraftRunner:
+    """Proposes chains of tokens for one sequence at a time, with a cache of keys and values."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], config: DrafterConfig, embed_VD: Tensor
+    ) -> None:
+        self._w = {
+            name: tensor.float() if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+        self._config, self._embed_VD = config, embed_VD
+        self._token_N = self._w["d2t"] + torch.arange(config.draft_vocab_size)
+        self._keys_GTK = torch.empty(config.num_key_value_heads, 0, config.head_dim)
+        self._values_GTK = self._keys_GTK
+
+    def start(self) -> None:
+        """Forget the sequence."""
+        self._keys_GTK = self._keys_GTK[:, :0]
+        self._values_GTK = self._values_GTK[:, :0]
+
+    def propose(self, next_ids: Sequence[int], aux_TLD: Tensor, num_drafts: int) -> list[int]:
+        """Add the rows of newly committed tokens and return a chain of drafts after the last.
+
+        Args:
+            next_ids: x[t+1] of each new row t.
+            aux_TLD: The target's states of x[t].
+            num_drafts: K.
+        """
+        committed = self._keys_GTK.shape[1] + len(next_ids)
+        hidden_TD = F.linear(aux_TLD.flatten(1).float(), self._w["fc.weight"])
+        hidden_D = self._extend(torch.tensor(next_ids), hidden_TD)[-1:]
+        drafts = [self._best(hidden_D)]
+        while len(drafts) < num_drafts:
+            hidden_D = self._extend(torch.tensor(drafts[-1:]), hidden_D)
+            drafts.append(self._best(hidden_D))
+        self._keys_GTK = self._keys_GTK[:, :committed]
+        self._values_GTK = self._values_GTK[:, :committed]
+        return drafts
+
+    def draft_everywhere(self, path: Sequence[int], aux_TLD: Tensor, num_drafts: int) -> Tensor:
+        """Return the chain drafted after each prefix of a known path, [T, num_drafts] of ids.
+
+        Row t is what `propose` would return once x[0..t+1] is committed: drafts depend on the
+        committed tokens alone, so a replay of the path gives the chains of real decoding.
+        """
+        ids_T = torch.tensor(path[1:])
+        rows = len(ids_T)
+        hidden_TD = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
+        positions_T = torch.arange(rows)
+        q, k, v = self._project(ids_T, hidden_TD, positions_T)
+        causal_TT = torch.ones(rows, rows, dtype=torch.bool).tril()
+        out_TD = self._finish(hidden_TD, self._attend(q, k, v, causal_TT))
+        drafts = [self._best_each(out_TD)]
+        own: list[tuple[Tensor, Tensor]] = []
+        while len(drafts) < num_drafts:
+            step = len(drafts)
+            q, own_k, own_v = self._project(drafts[-1], out_TD, positions_T + step)
+            own.append((own_k, own_v))
+            out_TD = self._finish(out_TD, self._attend_own(q, (k, v), own, causal_TT))
+            drafts.append(self._best_each(out_TD))
+        return torch.stack(drafts, dim=1)
+
+    def _best(self, hidden_1D: Tensor) -> int:
+        return int(self._best_each(hidden_1D)[0])
+
+    def _best_each(self, hidden_TD: Tensor) -> Tensor:
+        return self._token_N[self.logits(hidden_TD).argmax(-1)]
+
+    def logits(self, hidden_TD: Tensor) -> Tensor:
+        """Return logits over the draft vocabulary, [T, N]."""
+        normed_TD = rms_norm(hidden_TD, self._w["norm.weight"], self._config.rms_norm_eps)
+        return F.linear(normed_TD, self._w["lm_head.weight"])
+
+    def _extend(self, ids_T: Tensor, hidden_TD: Tensor) -> Tensor:
+        """Run rows behind those in the cache; return their un-normed output [T, D]."""
+        have = self._keys_GTK.shape[1]
+        positions_T = torch.arange(have, have + len(ids_T))
+        q, k, v = self._project(ids_T, hidden_TD, positions_T)
+        self._keys_GTK = torch.cat([self._keys_GTK, k], dim=1)
+        self._values_GTK = torch.cat([self._values_GTK, v], dim=1)
+        seen = torch.arange(have + len(ids_T)) <= positions_T[:, None]
+        return self._finish(hidden_TD, self._attend(q, self._keys_GTK, self._values_GTK, seen))
+
+    def _project(
+        self, ids_T: Tensor, hidden_TD: Tensor, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated q [G, R*T, K] (R outer), rotated k and plain v [G, T, K]."""
+        config, eps = self._config, self._config.rms_norm_eps
+        embedded = rms_norm(
+            F.embedding(ids_T, self._embed_VD), self._w[f"{_LAYER}input_layernorm.weight"], eps
+        )
+        normed = rms_norm(hidden_TD, self._w[f"{_LAYER}hidden_norm.weight"], eps)
+        both = torch.cat([embedded, normed], dim=-1)
+        cos, sin = rotary_tables(positions_T, config.head_dim, config.rope_theta)
+        q, k, v = (
+            F.linear(both, self._w[f"{_LAYER}self_attn.{name}_proj.weight"])
+            .unflatten(-1, (-1, config.head_dim))
+            .transpose(0, 1)
+            for name in "qkv"
+        )
+        return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+        mixed = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
+        )
+        return mixed[0].transpose(0, 1).flatten(1)
+
+    def _attend_own(
+        self,
+        q: Tensor,
+        committed: tuple[Tensor, Tensor],
+        own: list[tuple[Tensor, Tensor]],
+        causal_TT: Tensor,
+    ) -> Tensor:
+        """Attend to the committed rows 0..t and to row t's own drafts, in one softmax."""
+        groups = self._config.num_key_value_heads
+        q_GRTK = q.unflatten(0, (groups, -1)) * self._config.head_dim**-0.5
+        k_GTK, v_GTK = committed
+        scores = q_GRTK @ k_GTK[:, None].transpose(-1, -2)
+        scores = scores.masked_fill(~causal_TT, float("-inf"))
+        diagonal = [(q_GRTK * key[:, None]).sum(-1, keepdim=True) for key, _ in own]
+        weights = torch.cat([scores, *diagonal], dim=-1).softmax(-1)
+        rows = k_GTK.shape[1]
+        mixed = weights[..., :rows] @ v_GTK[:, None]
+        for index, (_, value) in enumerate(own):
+            mixed = mixed + weights[..., rows + index, None] * value[:, None]
+        return mixed.flatten(0, 1).transpose(0, 1).flatten(1)
+
+    def _finish(self, hidden_TD: Tensor, attended: Tensor) -> Tensor:
+        w, eps = self._w, self._config.rms_norm_eps
+        hidden_TD = hidden_TD + F.linear(attended, w[f"{_LAYER}self_attn.o_proj.weight"])
+        normed = rms_norm(hidden_TD, w[f"{_LAYER}post_attention_layernorm.weight"], eps)
+        mlp = [w[f"{_LAYER}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
+        return hidden_TD + gated_mlp(normed, *mlp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """Prompt lookup: what followed the most recent earlier copy of the last n tokens.
+
+    Tries `max_ngram` tokens, then fewer. Source: https://github.com/apoorvumang/prompt-lookup-decoding
+    """
+
+    max_ngram: int
+
+    def propose(self, ids: Sequence[int], num_drafts: int) -> list[int]:
+        """Return at most `num_drafts` ids; none where nothing matches."""
+        for size in range(min(self.max_ngram, len(ids) - 1), 0, -1):
+            tail = ids[-size:]
+            for begin in range(len(ids) - size - 1, -1, -1):
+                if ids[begin : begin + size] == tail:
+                    return list(ids[begin + size : begin + size + num_drafts])
+        return []

@@ -1,0 +1,85 @@
+"""Write the drafter as the folder that SGLang and vLLM load.
+
+Reads: models/drafter. Writes: models/export (config.json, model.safetensors, README.md).
+Run: python -m eyas.stages.export. Source: eyas.drafter.export.
+"""
+
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig
+
+from eyas.desk.params import Params
+from eyas.desk.stage import CONF, Report, run_stage
+from eyas.drafter.config import DrafterConfig, load_config
+from eyas.drafter.export import WEIGHTS, read_tensors, write_export
+from eyas.files import read_json
+
+DRAFTER = Path("models/drafter")
+OUT = Path("models/export")
+CARD = """# EAGLE-3 drafter for {target}
+
+Trained by eyas on replies of the target itself: {documents} documents, {tokens:,} tokens.
+
+| what | value |
+|---|---|
+| target | {target}, revision `{revision}` |
+| aux layers (outputs, the first is 1) | {layers} |
+| draft vocabulary | {draft_vocab} of {vocab} ids |
+| simulated acceptance length on the validation split, K = {ttt_steps}, bonus token counted | {tau:.3f} |
+
+Serve it with SGLang:
+
+    python -m sglang.launch_server --model-path TARGET --speculative-algorithm EAGLE3 \\
+      --speculative-draft-model-path THIS_FOLDER --speculative-num-steps 3 \\
+      --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
+
+or with vLLM:
+
+    vllm serve TARGET --speculative-config \\
+      '{{"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": 3}}'
+
+Embeddings are the target's and are not in this folder. Acceptance length by real draft-verify decoding on held-out
+prompts stands in `data/evaluation.json` of the repository that made this.
+"""
+
+
+@hydra.main(version_base=None, config_path=CONF, config_name="config")
+def main(config: DictConfig) -> None:
+    """Export the drafter."""
+    run_stage("export", work, config)
+
+
+def work(params: Params) -> Report:
+    """Check, write, read back."""
+    config = load_config(DRAFTER / "config.json")
+    tensors = read_tensors(DRAFTER / "drafter.safetensors")
+    write_export(OUT, tensors, config, card_of(config))
+    parameters = sum(t.numel() for t in tensors.values() if t.is_floating_point())
+    size_bytes = (OUT / WEIGHTS).stat().st_size
+    return Report(
+        summary=f"{parameters / 1e6:.1f} M parameters, {size_bytes / 1e6:.1f} MB in {OUT}, "
+        "read back bit for bit",
+        metrics={"parameters": parameters, "size_bytes": size_bytes, "tensors": len(tensors)},
+        artifacts=(OUT / "config.json", OUT / "README.md"),
+    )
+
+
+def card_of(config: DrafterConfig) -> str:
+    """Return the model card."""
+    facts = read_json(DRAFTER / "training.json", hint="run `dvc repro train`")
+    return CARD.format(
+        target=config.target_name,
+        revision=config.target_revision,
+        documents=facts["documents"],
+        tokens=facts["tokens"],
+        layers=list(config.aux_layers),
+        draft_vocab=config.draft_vocab_size,
+        vocab=config.vocab_size,
+        ttt_steps=facts["ttt_steps"],
+        tau=facts["val_simulated_acceptance_length"],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -29,11 +29,17 @@ class Codec(Protocol):
     vocab_size: int
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Return the ids of the whole chat prompt, the header of the reply included."""
+        """Return the ids of the whole chat prompt, the header of the reply included.
+
+        Raises: EyasError where the template refuses the messages.
+        """
         ...
 
     def reply_ids(self, reply: ReplyParts, finish_reason: str) -> list[int]:
-        """Return the ids of a reply; they end with the end-of-turn id unless it was cut."""
+        """Return the ids of a reply; they end with the end-of-turn id unless it was cut.
+
+        Raises: EyasError for parts that the target's format has no place for.
+        """
         ...
 
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:

@@ -188,7 +188,6 @@ class Evaluate:
     draft_steps: tuple[int, ...]  # the K of each run; the table is at `headline_steps`
     headline_steps: int
     lookup_ngram: int  # prompt lookup tries this n-gram, then shorter ones
-    batch_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,357 @@
+"""Measure acceptance on the held-out prompts: real draft-verify decoding, and its replay.
+
+Reads: data/heldout/DS.jsonl, models/target, models/export, models/drafter/start.safetensors.
+Writes: data/evaluation.json. Run: python -m eyas.stages.evaluate. Source: eyas.drafter.acceptance.
+
+The target decodes every prompt plainly once. The trained drafter then decodes it for real at
+`headline_steps`, and the ids must be the same. Other K and the baselines (the start before
+training, random weights, prompt lookup) are replays of the plain path; the replay of the trained
+drafter at the headline K must verify exactly as often as its real loop did.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from omegaconf import DictConfig
+
+from eyas.desk.params import Params
+from eyas.desk.stage import CONF, Report, run_stage
+from eyas.drafter import acceptance as ac
+from eyas.drafter.config import DrafterConfig, load_config
+from eyas.drafter.export import WEIGHTS, check_tensors, expected_shapes, read_tensors
+from eyas.drafter.inference import DraftRunner, Lookup
+from eyas.errors import EyasError
+from eyas.files import read_json, read_records, write_json
+from eyas.records import Prompt
+from eyas.settings import Evaluate, Runtime
+from eyas.states.folder import SIDECAR
+from eyas.states.target import load_model
+from eyas.tokens.codecs import load_codec
+
+TARGET = Path("models/target")
+EXPORT = Path("models/export")
+DRAFTER = Path("models/drafter")
+OUT = Path("data/evaluation.json")
+ALL = "all"
+CONVENTION = (
+    "greedy, chain of K drafts; acceptance length = tokens gained / verifications, bonus token "
+    "counted, the token of the prefill not; acceptance by position is conditional on the one before"
+)
+_LOG_EVERY_S = 15.0
+Chains = Callable[[int], Sequence[int]]
+log = logging.getLogger("eyas")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """One held-out prompt and what the target answers."""
+
+    dataset: str
+    prompt_id: str
+    prompt: list[int]
+    plain: ac.Decoded
+    drafted: ac.Decoded
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and reply."""
+        return [*self.prompt, *self.plain.ids]
+
+
+@hydra.main(version_base=None, config_path=CONF, config_name="config")
+def main(config: DictConfig) -> None:
+    """Evaluate the exported drafter."""
+    run_stage("evaluate", work, config)
+
+
+def work(params: Params) -> Report:
+    """Decode, replay, write the table."""
+    settings = params.section("evaluate", Evaluate)
+    runtime = params.knob("runtime", Runtime)
+    torch.set_num_threads(runtime.threads or torch.get_num_threads())
+    config = load_config(DRAFTER / "config.json")
+    check_target(config)
+    codec = load_codec(params.section("target.codec", str), TARGET)
+    prompts = read_prompts(params.section("merge.sources", tuple[str, ...]), settings)
+    rendered = [(p, codec.render_prompt(p.messages, p.tools)) for p in prompts]
+    model = load_model(TARGET)
+    embed_VD = model.get_input_embeddings().weight.detach()
+    runners = {
+        name: DraftRunner(tensors, config, embed_VD)
+        for name, tensors in drafters_of(config).items()
+    }
+    paths = decode_all(
+        ac.Target(model, config.aux_layers), runners["trained"], rendered, settings, codec.stop_ids
+    )
+    rows = table(paths, runners, settings)
+    real = real_row(paths, settings)
+    check_replay(paths, rows, settings)
+    result = {
+        "convention": CONVENTION,
+        "headline_steps": settings.headline_steps,
+        "rows": [*real, *rows],
+        "wall_clock": wall_clock(paths),
+        "prompts": [describe(path) for path in paths],
+    }
+    write_json(OUT, result)
+    return report_of(result, settings)
+
+
+def check_target(config: DrafterConfig) -> None:
+    """Refuse a drafter that was made for another target."""
+    revision = read_json(TARGET / SIDECAR, hint="run `dvc repro target`")["revision"]
+    if revision != config.target_revision:
+        raise EyasError(
+            f"{DRAFTER}: made for target revision {config.target_revision}, {TARGET} is {revision}",
+            hint="run `dvc repro`",
+        )
+
+
+def read_prompts(sources: Sequence[str], settings: Evaluate) -> list[Prompt]:
+    """Return the held-out prompts, at most `max_prompts_per_set` of each set, in order of id."""
+    prompts: list[Prompt] = []
+    for name in sources:
+        path = Path(f"data/heldout/{name}.jsonl")
+        rows = sorted(read_records(path, Prompt, hint=f"run `dvc repro prepare@{name}`"), key=_id)
+        prompts += rows[: settings.max_prompts_per_set]
+    if not prompts:
+        raise EyasError("data/heldout: no held-out prompt", hint="raise heldout.permille")
+    return prompts
+
+
+def _id(prompt: Prompt) -> str:
+    return prompt.id
+
+
+def drafters_of(config: DrafterConfig) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the exported drafter, its start before training, and random weights."""
+    trained = read_tensors(EXPORT / WEIGHTS)
+    check_tensors(trained, config, str(EXPORT / WEIGHTS))
+    start = read_tensors(DRAFTER / "start.safetensors")
+    check_tensors(start, config, str(DRAFTER / "start.safetensors"))
+    generator = torch.Generator().manual_seed(0)
+    random = {
+        name: torch.randn(shape, generator=generator) * 0.02
+        if len(shape) > 1
+        else torch.ones(shape)
+        for name, shape in expected_shapes(config).items()
+        if name not in ("d2t", "t2d")
+    }
+    random |= {name: trained[name] for name in ("d2t", "t2d")}
+    return {"trained": trained, "untrained": start, "random": random}
+
+
+def decode_all(
+    target: ac.Target,
+    runner: DraftRunner,
+    rendered: Sequence[tuple[Prompt, list[int]]],
+    settings: Evaluate,
+    stop_ids: tuple[int, ...],
+) -> list[HeldOut]:
+    """Decode every prompt plainly and with the trained drafter."""
+    paths, told = [], time.monotonic()
+    for number, (prompt, ids) in enumerate(rendered, start=1):
+        plain = ac.decode_plain(
+            target, ids, max_new_tokens=settings.max_new_tokens, stop_ids=stop_ids
+        )
+        drafted = ac.decode_drafted(
+            target,
+            ac.drafting(runner),
+            ids,
+            num_drafts=settings.headline_steps,
+            max_new_tokens=settings.max_new_tokens,
+            stop_ids=stop_ids,
+        )
+        paths.append(
+            HeldOut(
+                dataset=prompt.dataset,
+                prompt_id=prompt.id,
+                prompt=ids,
+                plain=plain,
+                drafted=drafted,
+            )
+        )
+        if time.monotonic() - told > _LOG_EVERY_S or number == len(rendered):
+            log.info("evaluate: %d of %d prompts decoded twice", number, len(rendered))
+            told = time.monotonic()
+    target.close()
+    return paths
+
+
+@torch.inference_mode()
+def table(
+    paths: Sequence[HeldOut], runners: Mapping[str, DraftRunner], settings: Evaluate
+) -> list[dict[str, Any]]:
+    """Return the replayed rows: every drafter, K and data set."""
+    steps = sorted({*settings.draft_steps, settings.headline_steps})
+    rows: list[dict[str, Any]] = []
+    for name in (*runners, "lookup"):
+        chains = [chains_of(name, path, runners, settings, max(steps)) for path in paths]
+        for num_drafts in steps if name == "trained" else [settings.headline_steps]:
+            replays = [
+                ac.replay(path.ids, len(path.prompt), chain, num_drafts)
+                for path, chain in zip(paths, chains, strict=True)
+            ]
+            rows += rows_of(name, "replay", num_drafts, paths, replays)
+    return rows
+
+
+def chains_of(
+    name: str,
+    path: HeldOut,
+    runners: Mapping[str, DraftRunner],
+    settings: Evaluate,
+    num_drafts: int,
+) -> Chains:
+    """Return the chain that a drafter proposes after each prefix of a path."""
+    ids = path.ids
+    if name == "lookup":
+        lookup = Lookup(max_ngram=settings.lookup_ngram)
+        return lambda committed: lookup.propose(ids[:committed], num_drafts)
+    if len(path.plain.ids) < 2:
+        return lambda _: []
+    assert path.plain.aux_TLD is not None
+    drafts_TJ = runners[name].draft_everywhere(ids, path.plain.aux_TLD, num_drafts)
+    return lambda committed: drafts_TJ[committed - 2].tolist()
+
+
+def rows_of(
+    drafter: str,
+    method: str,
+    num_drafts: int,
+    paths: Sequence[HeldOut],
+    replays: Sequence[ac.Replayed],
+) -> list[dict[str, Any]]:
+    """Return one row for all prompts and one for each data set."""
+    rows = []
+    for dataset in (ALL, *dict.fromkeys(path.dataset for path in paths)):
+        chosen = [
+            (path, r)
+            for path, r in zip(paths, replays, strict=True)
+            if dataset in (ALL, path.dataset)
+        ]
+        gains = [r.gains for _, r in chosen]
+        calm = [r.gains for path, r in chosen if not ac.ends_in_loop(path.plain.ids)]
+        low, high = ac.interval_of(gains)
+        rows.append(
+            {
+                "drafter": drafter,
+                "dataset": dataset,
+                "method": method,
+                "draft_steps": num_drafts,
+                "tau": ac.tau_of(gains),
+                "tau_low": low,
+                "tau_high": high,
+                "tau_without_loops": ac.tau_of(calm),
+                "acceptance_by_position": ac.acceptance_by_position(
+                    [r for _, r in chosen], num_drafts
+                ),
+                "prompts": len(chosen),
+                "prompts_in_loops": len(chosen) - len(calm),
+                "verifications": sum(len(g) for g in gains),
+                "tokens": sum(sum(g) for g in gains),
+            }
+        )
+    return rows
+
+
+def real_row(paths: Sequence[HeldOut], settings: Evaluate) -> list[dict[str, Any]]:
+    """Return the rows of the real loop at the headline K, with losslessness prompt by prompt."""
+    rows = []
+    for dataset in (ALL, *dict.fromkeys(path.dataset for path in paths)):
+        chosen = [path for path in paths if dataset in (ALL, path.dataset)]
+        gains = [path.drafted.gains for path in chosen]
+        rows.append(
+            {
+                "drafter": "trained",
+                "dataset": dataset,
+                "method": "real",
+                "draft_steps": settings.headline_steps,
+                "tau": ac.tau_of(gains),
+                "prompts": len(chosen),
+                "lossless_prompts": sum(p.plain.ids == p.drafted.ids for p in chosen),
+                "verifications": sum(len(g) for g in gains),
+                "tokens": sum(sum(g) for g in gains),
+            }
+        )
+    return rows
+
+
+def check_replay(
+    paths: Sequence[HeldOut], rows: Sequence[Mapping[str, Any]], settings: Evaluate
+) -> None:
+    """Tell where replay and real loop differ; only a prompt decoded with loss can explain it."""
+    real = sum(len(path.drafted.gains) for path in paths)
+    replayed = next(
+        row["verifications"]
+        for row in rows
+        if (row["drafter"], row["dataset"], row["draft_steps"])
+        == ("trained", ALL, settings.headline_steps)
+    )
+    if real != replayed:
+        log.warning("evaluate: %d verifications in the real loop, %d in replay", real, replayed)
+
+
+def wall_clock(paths: Sequence[HeldOut]) -> dict[str, float | int]:
+    """Return the time of plain and drafted decoding, one sequence at a time on this machine."""
+    plain_s = sum(path.plain.wall_s for path in paths)
+    drafted_s = sum(path.drafted.wall_s for path in paths)
+    passes = sum(path.plain.forward_passes for path in paths)
+    return {
+        "plain_s": round(plain_s, 3),
+        "drafted_s": round(drafted_s, 3),
+        "ratio": round(plain_s / drafted_s, 4),
+        "forward_passes_plain": passes,
+        "forward_passes_drafted": sum(path.drafted.forward_passes for path in paths),
+        "batch_size": 1,
+    }
+
+
+def describe(path: HeldOut) -> dict[str, Any]:
+    """Return one prompt's line of the table."""
+    return {
+        "id": path.prompt_id,
+        "dataset": path.dataset,
+        "prompt_tokens": len(path.prompt),
+        "reply_tokens": len(path.plain.ids),
+        "lossless": path.plain.ids == path.drafted.ids,
+        "smallest_logit_gap": round(path.plain.min_gap, 6),
+        "ends_in_loop": ac.ends_in_loop(path.plain.ids),
+        "verifications": len(path.drafted.gains),
+    }
+
+
+def report_of(result: Mapping[str, Any], settings: Evaluate) -> Report:
+    """Return the headline: acceptance lengths, losslessness, time."""
+    metrics: dict[str, float | int] = {}
+    for row in result["rows"]:
+        if row["method"] == "replay" and row["draft_steps"] == settings.headline_steps:
+            suffix = "" if row["dataset"] == ALL else f"_{row['dataset']}"
+            metrics[f"acceptance_length_{row['drafter']}{suffix}"] = round(row["tau"], 4)
+    prompts, clock = result["prompts"], result["wall_clock"]
+    saved = 1 - clock["forward_passes_drafted"] / clock["forward_passes_plain"]
+    metrics |= {
+        "prompts": len(prompts),
+        "lossless_share": sum(p["lossless"] for p in prompts) / len(prompts),
+        "wall_clock_ratio": clock["ratio"],
+        "forward_passes_saved_share": round(saved, 4),
+    }
+    return Report(
+        summary=f"acceptance length at K={settings.headline_steps}: trained "
+        f"{metrics['acceptance_length_trained']:.2f}, untrained "
+        f"{metrics['acceptance_length_untrained']:.2f}, prompt lookup "
+        f"{metrics['acceptance_length_lookup']:.2f}; lossless on "
+        f"{metrics['lossless_share']:.0%} of {len(prompts)} prompts; {clock['ratio']:.2f}x plain",
+        metrics=metrics,
+        artifacts=(OUT,),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -62,24 +62,36 @@ def attend(
     """
     A, H, K = query_AHK.shape
     query_AGRK = query_AHK.reshape(A, first.key.shape[1], -1, K) / math.sqrt(K)
-    if own:
-        own_key_AGOK = torch.stack([step.key for step in own], dim=2)
-        own_value_AGOK = torch.stack([step.value for step in own], dim=2)
-        own_AGRO = query_AGRK @ own_key_AGOK.transpose(-1, -2)
+    diagonal = _diagonal(query_AGRK, own) if own else None
     outputs = []
     for block in blocks:
         scores_GRQS = _dense_scores(query_AGRK[block.rows], first.key[block.keys], block.hidden_QS)
         total_GRQ = scores_GRQS.logsumexp(-1)
-        if own:
-            own_GRQO = own_AGRO[block.rows].permute(1, 2, 0, 3)
+        if diagonal:
+            own_GRQO = diagonal.scores_GRAO[:, :, block.rows]
             total_GRQ = torch.logaddexp(total_GRQ, own_GRQO.logsumexp(-1))
-        weights_GRQS = (scores_GRQS - total_GRQ.unsqueeze(-1)).exp()
-        mixed_QGRK = _mix(weights_GRQS, first.value[block.keys])
-        if own:
-            share_QGRO = (own_GRQO - total_GRQ.unsqueeze(-1)).exp().permute(2, 0, 1, 3)
-            mixed_QGRK = mixed_QGRK + share_QGRO @ own_value_AGOK[block.rows]
-        outputs.append(mixed_QGRK)
+            own_share_GRQO = (own_GRQO - total_GRQ.unsqueeze(-1)).exp()
+            extra_QGRK = own_share_GRQO.permute(2, 0, 1, 3) @ diagonal.value_AGOK[block.rows]
+        else:
+            extra_QGRK = 0.0
+        share_GRQS = (scores_GRQS - total_GRQ.unsqueeze(-1)).exp()
+        outputs.append(_mix(share_GRQS, first.value[block.keys]) + extra_QGRK)
     return torch.cat(outputs).reshape(A, H * K)
+
+
+class _Diagonal(NamedTuple):
+    """The own keys of O later steps: scores of every row with them, and their values."""
+
+    scores_GRAO: Tensor
+    value_AGOK: Tensor
+
+
+def _diagonal(query_AGRK: Tensor, own: Sequence[KeyValue]) -> _Diagonal:
+    key_AGOK = torch.stack([step.key for step in own], dim=2)
+    scores_AGRO = query_AGRK @ key_AGOK.transpose(-1, -2)
+    return _Diagonal(
+        scores_AGRO.permute(1, 2, 0, 3), torch.stack([step.value for step in own], dim=2)
+    )
 
 
 def _dense_scores(query_QGRK: Tensor, key_SGK: Tensor, hidden_QS: Tensor) -> Tensor:

@@ -118,4 +118,5 @@ def load_config(path: Path) -> DrafterConfig:
     if not isinstance(value, dict) or set(value) != expected:
         got = sorted(value) if isinstance(value, dict) else type(value).__name__
         raise EyasError(f"{path}: expected keys {sorted(expected)}, got {got}", hint=_REMAKE)
-    return DrafterConfig(**{**value, "aux_layers": tuple(value["aux_layers"])})
+    config = DrafterConfig(**value)
+    return dataclasses.replace(config, aux_layers=tuple(config.aux_layers))

@@ -114,6 +114,7 @@ class Packer:
     def __init__(
         self, documents: Documents, favourites: Callable[[Tensor], Tensor], t2d_V: Tensor
     ) -> None:
+        self.lengths = list(documents.lengths)
         self._documents = documents
         self._favourites = favourites
         self._t2d_V = t2d_V

@@ -10,9 +10,10 @@ Source: own; measured against copied and random starts in RESULTS.md.
 import torch
 from torch import Tensor, nn
 
+from eyas.drafter.config import AUX_STATES
 from eyas.drafter.layers import rms_norm
 from eyas.drafter.model import Drafter
-from eyas.drafter.packing import Document
+from eyas.drafter.packing import Document, Documents
 from eyas.errors import EyasError
 
 _SELF_SCORE = 12.0  # attention score of a row on itself; on a row of another token about 0 +- 1.5
@@ -59,6 +60,18 @@ class NormalEquations:
         unit_FF.diagonal().add_(strength * self.rows)
         weights_FD = torch.linalg.solve(unit_FF, self.cross_FD / scale_F.unsqueeze(1))
         return (weights_FD / scale_F.unsqueeze(1)).T
+
+
+def sum_equations(
+    documents: Documents, embed_VD: Tensor, norm_weight_D: Tensor, eps: float
+) -> NormalEquations:
+    """Return the normal equations of all documents, in one pass."""
+    width = embed_VD.shape[1]
+    equations = NormalEquations(AUX_STATES * width, width)
+    for index in range(len(documents.lengths)):
+        document = documents.read(index)
+        equations.add(document, embed_VD[document.input_ids_T.long()], norm_weight_D, eps)
+    return equations
 
 
 def ridge_start(

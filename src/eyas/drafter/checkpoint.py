@@ -1,0 +1,100 @@
+"""Drafter weights and training state on disk: safetensors only, atomic.
+
+Reads, writes: models/drafter/*.safetensors, var/checkpoints/<digest>/checkpoint.safetensors.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from eyas.drafter.model import Drafter
+from eyas.errors import EyasError
+from eyas.files import replacing, sha256_of
+from eyas.records import canonical_json
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def save_drafter(path: Path, drafter: Drafter) -> None:
+    """Write the weights and both vocabulary maps under the names that servers read."""
+    _save(path, {k: v.detach().contiguous() for k, v in drafter.state_dict().items()}, {})
+
+
+def load_drafter(path: Path, drafter: Drafter) -> None:
+    """Fill a drafter of the same shape.
+
+    Raises: EyasError unless file and drafter have the same keys, shapes and dtypes.
+    """
+    tensors, _ = _load(path)
+    own = drafter.state_dict()
+    got = {k: (tuple(v.shape), v.dtype) for k, v in tensors.items()}
+    expected = {k: (tuple(v.shape), v.dtype) for k, v in own.items()}
+    if wrong := sorted(k for k in got | expected if got.get(k) != expected.get(k)):
+        key = wrong[0]
+        raise EyasError(
+            f"{path}: '{key}' expected {expected.get(key)}, got {got.get(key)}",
+            hint="config.json and weights are of different drafters; re-run train",
+        )
+    drafter.load_state_dict(tensors)
+
+
+def save_checkpoint(
+    path: Path,
+    drafter: Drafter,
+    optimizer: torch.optim.Optimizer,
+    *,
+    step: int,
+    curve: list[dict[str, Any]],
+) -> None:
+    """Write all that a resumed run needs to end with the very same bits."""
+    tensors = {"rng": torch.get_rng_state()}
+    for name, parameter in drafter.named_parameters():
+        tensors[f"weight/{name}"] = parameter.detach()
+        for moment in _MOMENTS:
+            tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment]
+    _save(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
+
+
+def load_checkpoint(
+    path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer
+) -> tuple[int, list[dict[str, Any]]]:
+    """Fill drafter, optimizer and the random state; return the step and the curve so far."""
+    tensors, about = _load(path)
+    with torch.no_grad():
+        for name, parameter in drafter.named_parameters():
+            parameter.copy_(tensors[f"weight/{name}"])
+            optimizer.state[parameter].update(
+                {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+            )
+    torch.set_rng_state(tensors["rng"])
+    return int(about["step"]), orjson.loads(about["curve"])
+
+
+def digest_of(settings: Mapping[str, Any], files: Mapping[str, Path]) -> str:
+    """Return 16 hex digits that name a run: settings, input files, and this wing's source."""
+    source = {p.name: sha256_of(p) for p in sorted(Path(__file__).parent.glob("*.py"))}
+    inputs = {name: sha256_of(path) for name, path in files.items()}
+    text = canonical_json([dict(settings), inputs, source, torch.__version__])
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata={"format": "pt", **about})
+
+
+def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise EyasError(
+            f"{path}: not a readable safetensors file ({error})", hint="remove it and run again"
+        ) from None

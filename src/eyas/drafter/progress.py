@@ -1,0 +1,72 @@
+"""Say how training goes on standard error: a bar on a terminal, else a line now and then."""
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Generator
+
+from eyas.drafter.training import Progress
+
+_LINE_EVERY_S = 20.0
+log = logging.getLogger("eyas")
+
+
+class Meter:
+    """Turns steps into one line: rate since the start, time left, loss, accuracy."""
+
+    def __init__(self, now_s: float) -> None:
+        self._started_s = now_s
+        self._steps = 0
+        self._tokens = 0
+
+    def line(self, progress: Progress, now_s: float) -> str:
+        """Count a step and describe the run after it."""
+        self._steps += 1
+        self._tokens += progress.tokens
+        elapsed_s = max(now_s - self._started_s, 1e-9)
+        left_s = (progress.total - progress.step) * elapsed_s / self._steps
+        row = progress.row
+        return (
+            f"step {progress.step}/{progress.total} | epoch {row['epoch']} | "
+            f"loss {row['loss_step1']:.3f} | accuracy {row['accuracy_step1']:.3f} | "
+            f"acceptance length {row['simulated_acceptance_length']:.2f} | "
+            f"{self._tokens / elapsed_s:,.0f} tokens/s | ETA {left_s / 60:.1f} min"
+        )
+
+
+@contextlib.contextmanager
+def reporting(every_steps: int) -> Generator[Callable[[Progress], None]]:
+    """Yield what training calls after each step; the bar is redrawn every so many steps."""
+    meter = Meter(time.monotonic())
+    if not sys.stderr.isatty():
+        yield _logging(meter)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("train"), BarColumn(), TextColumn("{task.description}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+
+        def show(progress: Progress) -> None:
+            line = meter.line(progress, time.monotonic())
+            if progress.step % every_steps == 0 or progress.step == progress.total:
+                bar.update(task, total=progress.total, completed=progress.step, description=line)
+
+        yield show
+
+
+def _logging(meter: Meter) -> Callable[[Progress], None]:
+    last_s = time.monotonic()
+
+    def show(progress: Progress) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        line = meter.line(progress, now_s)
+        if now_s - last_s >= _LINE_EVERY_S or progress.step == progress.total:
+            last_s = now_s
+            log.info("train: %s", line)
+
+    return show

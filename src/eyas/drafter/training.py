@@ -1,0 +1,175 @@
+"""The training loop: packed steps, AdamW, warm-up and cosine, validation, exact resume.
+
+A step is a function of the weights, the optimizer's state and the step's number alone, so a run
+that was killed and resumed ends with the same bits as one that was not (same threads, same torch).
+
+Legend: V target vocabulary, N draft vocabulary, D hidden size.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
+from eyas.drafter.losses import Tally, figures, pack_loss
+from eyas.drafter.model import Drafter
+from eyas.drafter.packing import Packer, plan_epoch
+from eyas.errors import EyasError
+from eyas.settings import Train
+
+Row = dict[str, Any]  # of the curve: split, step, epoch and figures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Corpus:
+    """What is trained and validated on, and the frozen parts of the target."""
+
+    train: Packer
+    val: Packer  # may hold nothing
+    embed_VD: Tensor
+    head_ND: Tensor  # rows of lm_head for the draft vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Where and how often the state is saved."""
+
+    path: Path
+    every_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is, for the eye."""
+
+    step: int  # steps done
+    total: int
+    tokens: int  # of this step
+    row: Row  # of the curve
+
+
+class _Run:
+    """One training run: what stays the same from step to step."""
+
+    def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
+        self.drafter, self.corpus, self.settings = drafter, corpus, settings
+        self.plan = plan_run(corpus.train.lengths, settings)
+        self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
+        self.optimizer = torch.optim.AdamW(
+            drafter.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
+        )
+
+    def validate(self, step: int, epoch: int) -> list[Row]:
+        """Return the validation row, none where there is nothing to validate on."""
+        tally = evaluate(self.drafter, self.corpus, self.settings)
+        if tally is None:
+            return []
+        return [{"split": "val", "step": step, "epoch": epoch, **figures(tally)}]
+
+    def advance(self, step: int) -> tuple[Row, int]:
+        """Do one optimiser step; return its row of the curve and its tokens.
+
+        Raises: EyasError if loss or gradient are not finite; the weights are then untouched.
+        """
+        settings = self.settings
+        lr = settings.lr * rate_at(step, len(self.plan), settings.warmup_ratio)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        epoch, documents = self.plan[step]
+        pack = self.corpus.train.pack(documents)
+        embed_TD = self.corpus.embed_VD[pack.input_ids_T]
+        loss, tally = pack_loss(self.drafter, pack, embed_TD, self.corpus.head_ND, self.weights)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.clip_norm)
+        if not (torch.isfinite(loss) and torch.isfinite(norm)):
+            raise EyasError(
+                f"train: step {step + 1} of {len(self.plan)}: expected a finite loss and gradient, "
+                f"got {float(loss.detach())} and {float(norm)}",
+                hint="lower train.lr; the last checkpoint before this step is kept",
+            )
+        self.optimizer.step()
+        head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
+        total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
+        return {**head, **total, **figures(tally)}, len(pack.input_ids_T)
+
+
+def train(
+    drafter: Drafter,
+    corpus: Corpus,
+    settings: Train,
+    saving: Saving,
+    *,
+    on_step: Callable[[Progress], None],
+) -> list[Row]:
+    """Train in place, going on from the checkpoint if there is one; return the curve.
+
+    Validates before the first step and after each epoch.
+
+    Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
+    """
+    run = _Run(drafter, corpus, settings)
+    if saving.path.is_file():
+        step, curve = load_checkpoint(saving.path, drafter, run.optimizer)
+    else:
+        step, curve = 0, run.validate(0, 0)
+    saved_s = time.monotonic()
+    while step < len(run.plan):
+        row, tokens = run.advance(step)
+        curve.append(row)
+        step += 1
+        last = step == len(run.plan)
+        if last or run.plan[step][0] != row["epoch"]:
+            curve += run.validate(step, row["epoch"])
+        if last or time.monotonic() - saved_s >= saving.every_s:
+            save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
+            saved_s = time.monotonic()
+        on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
+    return curve
+
+
+def evaluate(drafter: Drafter, corpus: Corpus, settings: Train) -> Tally | None:
+    """Return the tally of the validation split, None if it is empty."""
+    weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
+    total = None
+    with torch.no_grad():
+        for documents in plan_epoch(corpus.val.lengths, settings.tokens_per_step, seed=0):
+            pack = corpus.val.pack(documents)
+            embed_TD = corpus.embed_VD[pack.input_ids_T]
+            _, tally = pack_loss(drafter, pack, embed_TD, corpus.head_ND, weights)
+            total = tally if total is None else total.plus(tally)
+    return total
+
+
+def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]:
+    """Return (epoch, document indices) of every optimiser step, each epoch in its own order.
+
+    Raises: EyasError if there are no documents.
+    """
+    if not lengths:
+        raise EyasError(
+            "train: expected samples with supervised tokens, got none",
+            hint="see the reject reasons of validate, and merge.sources",
+        )
+    return [
+        (epoch, documents)
+        for epoch in range(1, settings.epochs + 1)
+        for documents in plan_epoch(lengths, settings.tokens_per_step, settings.seed + epoch)
+    ]
+
+
+def rate_at(step: int, total: int, warmup_ratio: float) -> float:
+    """Return the learning rate's factor: linear warm-up, then a half cosine to 0.
+
+    The first of 4 warm-up steps has 1/4; the factor reaches 1 on the last of them.
+    """
+    warmup = math.ceil(warmup_ratio * total)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))

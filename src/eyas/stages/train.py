@@ -1,0 +1,299 @@
+"""Train the drafter on the stored hidden states.
+
+Reads: data/hidden_states/manifest.json and its shards, data/mixture, models/target.
+Writes: models/drafter/ (config.json, drafter.safetensors, start.safetensors, curves.jsonl,
+training.json) and, while it runs, var/checkpoints/<digest>. Run: python -m eyas.stages.train.
+Source: EAGLE-3, arXiv 2503.01840. A killed run goes on from its checkpoint: run it again.
+"""
+
+import dataclasses
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+
+from eyas.desk.params import Params
+from eyas.desk.stage import CONF, Report, run_stage
+from eyas.drafter.checkpoint import digest_of, save_drafter
+from eyas.drafter.config import DrafterConfig, make_config, save_config
+from eyas.drafter.model import Drafter, random_start
+from eyas.drafter.packing import Document, Packer, number_replies, predictions
+from eyas.drafter.progress import reporting
+from eyas.drafter.ridge import ridge_start, sum_equations
+from eyas.drafter.training import Corpus, Row, Saving, train
+from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
+from eyas.errors import EyasError
+from eyas.files import read_json, write_json, write_jsonl
+from eyas.parquet import read_samples
+from eyas.records import Sample
+from eyas.settings import Drafter as DrafterSettings
+from eyas.settings import Runtime, Train
+from eyas.states.folder import SIDECAR
+from eyas.states.store import POST_NORM, Store, open_store
+from eyas.states.target import TargetHead, load_head
+from eyas.tokens.codecs import load_codec
+
+TARGET = Path("models/target")
+MIXTURE = Path("data/mixture")
+MANIFEST = Path("data/hidden_states/manifest.json")
+OUT = Path("models/drafter")
+CHECKPOINTS = Path("var/checkpoints")
+log = logging.getLogger("eyas")
+
+
+class StoredDocuments:
+    """The mixture's samples with their states; a sample without a prediction is left out."""
+
+    def __init__(self, store: Store, samples: Sequence[Sample]) -> None:
+        replies = [_replies(sample) for sample in samples]
+        useful = [i for i, reply_T in enumerate(replies) if len(predictions(reply_T))]
+        self._store = store
+        self._ids = [samples[i].id for i in useful]
+        self.replies = [replies[i] for i in useful]
+        self.lengths = [len(reply_T) for reply_T in self.replies]
+        self.input_ids = [torch.tensor(samples[i].input_ids) for i in useful]
+
+    def read(self, index: int) -> Document:
+        """Return a document.
+
+        Raises: EyasError if the store holds other tokens under its id.
+        """
+        states = self._store.read(self._ids[index])
+        if not torch.equal(states.input_ids, self.input_ids[index]):
+            raise EyasError(
+                f"{MANIFEST}: sample {self._ids[index]} has other tokens than the mixture",
+                hint="re-run extract",
+            )
+        return Document(
+            input_ids_T=states.input_ids,
+            reply_T=self.replies[index],
+            aux_TLD=states.aux_TLD,
+            final_TD=states.final_TD,
+        )
+
+
+def _replies(sample: Sample) -> Tensor:
+    truncated = "truncated" in sample.flags
+    return number_replies(len(sample.input_ids), sample.spans, truncated=truncated)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What the stage has read."""
+
+    shape: DrafterSettings
+    settings: Train
+    head: TargetHead
+    store: Store
+    train: StoredDocuments
+    val: StoredDocuments
+
+
+@hydra.main(version_base=None, config_path=CONF, config_name="config")
+def main(config: DictConfig) -> None:
+    """Train the drafter."""
+    run_stage("train", work, config)
+
+
+def work(params: Params) -> Report:
+    """Make the start, train it from the last checkpoint on, write the drafter and its curves."""
+    runtime = params.knob("runtime", Runtime)
+    if runtime.threads:
+        torch.set_num_threads(runtime.threads)
+    inputs = read_inputs(params, Path(runtime.store))
+    started_s, started_cpu_s = time.monotonic(), time.process_time()
+    counts_V = count_tokens(
+        zip(inputs.train.input_ids, inputs.train.replies, strict=True), len(inputs.head.lm_head_VD)
+    )
+    codec = load_codec(inputs.store.meta.template, TARGET)
+    forced = {*codec.special_ids, *codec.stop_ids}
+    t2d_V = choose_vocabulary(counts_V, inputs.shape.draft_vocab_size, forced)
+    drafter = Drafter(build_config(inputs), t2d_V)
+    build_start(drafter, inputs)
+    OUT.mkdir(parents=True, exist_ok=True)
+    save_config(OUT / "config.json", drafter.config)
+    save_drafter(OUT / "start.safetensors", drafter)
+    start_cpu_s = time.process_time() - started_cpu_s
+    checkpoint = CHECKPOINTS / digest_of(*identity(inputs)) / "checkpoint.safetensors"
+    resumed = checkpoint.is_file()
+    if resumed:
+        log.info("train: going on from %s", checkpoint)
+    with reporting(runtime.train.log_every_steps) as on_step:
+        curve = train(
+            drafter,
+            build_corpus(drafter, inputs),
+            inputs.settings,
+            Saving(path=checkpoint, every_s=runtime.train.checkpoint_every_s),
+            on_step=on_step,
+        )
+    save_drafter(OUT / "drafter.safetensors", drafter)
+    write_jsonl(OUT / "curves.jsonl", curve)
+    costs = {
+        "wall_s": round(time.monotonic() - started_s, 1),
+        "start_cpu_s": round(start_cpu_s, 1),
+        "train_cpu_s": round(time.process_time() - started_cpu_s - start_cpu_s, 1),
+    }
+    facts = summarise(inputs, curve, coverage(counts_V, t2d_V))
+    write_json(OUT / "training.json", facts)
+    shutil.rmtree(checkpoint.parent)
+    return build_report({**facts, **costs}, curve, runtime.train.log_every_steps, resumed=resumed)
+
+
+def read_inputs(params: Params, folder: Path) -> Inputs:
+    """Read settings, store, mixture and target head, and refuse what does not belong together."""
+    store = open_store(MANIFEST, folder)
+    check_target(store)
+    samples = {name: list(read_samples(MIXTURE / f"{name}.parquet")) for name in ("train", "val")}
+    for sample in samples["train"] + samples["val"]:
+        if sample.id not in store.entries:
+            raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
+    return Inputs(
+        shape=params.section("drafter", DrafterSettings),
+        settings=params.section("train", Train),
+        head=load_head(TARGET),
+        store=store,
+        train=StoredDocuments(store, samples["train"]),
+        val=StoredDocuments(store, samples["val"]),
+    )
+
+
+def check_target(store: Store) -> None:
+    """Refuse states of another target, of layers no server names so, or without the final norm."""
+    meta = store.meta
+    revision = read_json(TARGET / SIDECAR, hint="re-run target")["revision"]
+    for what, expected, got in (
+        ("target revision", revision, meta.target_revision),
+        ("first aux layer", 1, meta.layers[0]),
+        ("final state", POST_NORM, meta.final),
+    ):
+        if expected != got:
+            raise EyasError(
+                f"{MANIFEST}: {what}: expected {expected}, got {got}", hint="re-run extract"
+            )
+
+
+def build_config(inputs: Inputs) -> DrafterConfig:
+    """Return the drafter's shape.
+
+    Raises: EyasError if drafter.family is unknown or the shape is impossible.
+    """
+    meta = inputs.store.meta
+    if inputs.shape.family != "eagle3":
+        raise EyasError(f"drafter.family: expected eagle3, got '{inputs.shape.family}'")
+    return make_config(
+        inputs.shape,
+        inputs.head.config,
+        aux_layers=meta.layers,
+        target_name=meta.target_name,
+        target_revision=meta.target_revision,
+    )
+
+
+def build_start(drafter: Drafter, inputs: Inputs) -> None:
+    """Fill the drafter as train.start says."""
+    settings, head, seed = inputs.settings, inputs.head, inputs.settings.seed
+    if settings.start == "random":
+        random_start(drafter, seed)
+        return
+    if settings.start != "ridge":
+        raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
+    ridge_start(
+        drafter,
+        sum_equations(inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps),
+        strength=settings.ridge_strength,
+        norm_scale=settings.norm_scale,
+        norm_weight_D=head.norm_weight_D,
+        head_ND=head.lm_head_VD[drafter.t2d],
+        seed=seed,
+    )
+
+
+def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:
+    """Put both splits and the target's frozen parts together."""
+    head = inputs.head
+
+    def favourites(final_PD: Tensor) -> Tensor:
+        return (final_PD @ head.lm_head_VD.T).argmax(-1)
+
+    return Corpus(
+        train=Packer(inputs.train, favourites, drafter.t2d),
+        val=Packer(inputs.val, favourites, drafter.t2d),
+        embed_VD=head.embed_VD,
+        head_ND=head.lm_head_VD[drafter.t2d],
+    )
+
+
+def identity(inputs: Inputs) -> tuple[dict[str, object], dict[str, Path]]:
+    """Return the settings and files that a checkpoint belongs to."""
+    settings: dict[str, object] = {
+        "drafter": dataclasses.asdict(inputs.shape),
+        "train": dataclasses.asdict(inputs.settings),
+    }
+    files = {
+        "manifest": MANIFEST,
+        "train": MIXTURE / "train.parquet",
+        "val": MIXTURE / "val.parquet",
+        "target": TARGET / SIDECAR,
+    }
+    return settings, files
+
+
+def summarise(inputs: Inputs, curve: Sequence[Row], vocabulary_coverage: float) -> dict[str, float]:
+    """Return the run in numbers; equal inputs give equal ones."""
+    steps = [row for row in curve if row["split"] == "train"]
+    checks = [row for row in curve if row["split"] == "val"]
+    last = checks[-1] if checks else steps[-1]
+    facts: dict[str, float] = {
+        "documents": len(inputs.train.lengths),
+        "tokens": sum(inputs.train.lengths),
+        "predictions": sum(len(predictions(reply_T)) for reply_T in inputs.train.replies),
+        "steps": len(steps),
+        "ttt_steps": inputs.settings.ttt_steps,
+        "vocabulary_coverage": round(vocabulary_coverage, 5),
+        "loss_last": round(steps[-1]["loss"], 5),
+    }
+    figures = {k: round(v, 5) for k, v in last.items() if k not in ("split", "step", "epoch", "lr")}
+    name = "val" if checks else "train"
+    facts |= {f"{name}_{key}": value for key, value in figures.items()}
+    if checks:
+        key = "simulated_acceptance_length"
+        facts[f"val_{key}_at_start"] = round(checks[0][key], 5)
+    return facts
+
+
+def build_report(
+    facts: dict[str, float], curve: Sequence[Row], every_steps: int, *, resumed: bool
+) -> Report:
+    """Return metrics, thinned curves and one line for the reader."""
+    points = [
+        (f"{row['split']}_{key}", row["step"], value)
+        for row in curve
+        if row["split"] == "val" or row["step"] % every_steps == 0
+        for key, value in row.items()
+        if key not in ("split", "step", "epoch")
+    ]
+    length = facts.get("val_simulated_acceptance_length", 0.0)
+    summary = (
+        f"{facts['steps']} steps over {facts['tokens']:,} tokens in {facts['wall_s']:.0f} s"
+        f"{' (resumed)' if resumed else ''}; simulated acceptance length on the validation split "
+        f"{facts.get('val_simulated_acceptance_length_at_start', 0.0):.2f} -> {length:.2f} "
+        f"with the bonus token, {facts['ttt_steps']} draft steps"
+    )
+    return Report(
+        summary=summary,
+        metrics=facts,
+        inputs=(MANIFEST, MIXTURE / "train.parquet", MIXTURE / "val.parquet"),
+        artifacts=(OUT / "config.json", OUT / "curves.jsonl", OUT / "training.json"),
+        curves=tuple(points),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The fast unrolling against a slow and obvious one: one document, one row, one key at a time."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from eyas.drafter.losses import pack_loss
+from eyas.drafter.packing import Document, Packer
+
+DECAY = 0.8
+TOLERANCE = 1e-9  # float64; RoPE tables are float32 in both
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    return weight * x / torch.sqrt((x * x).mean() + 1e-5)
+
+
+def rotate(x: Tensor, position: int) -> Tensor:
+    """Rotate [heads, K] by Llama's rule, one pair (i, i + K/2) at a time."""
+    half = x.shape[-1] // 2
+    out = torch.empty_like(x)
+    for i in range(half):
+        angle = torch.tensor(position, dtype=torch.float32) * 10_000.0 ** (
+            -torch.tensor(2 * i, dtype=torch.float32) / x.shape[-1]
+        )
+        cos, sin = angle.cos().double(), angle.sin().double()
+        a, b = x[:, i], x[:, i + half]
+        out[:, i] = a * cos - b * sin
+        out[:, i + half] = b * cos + a * sin
+    return out
+
+
+def reference_rows(tiny, document: Document, steps: int) -> list[list[Tensor | None]]:
+    """Return outputs[step][row] of one document; None where the row has no token to read."""
+    weights = dict(tiny.drafter.named_parameters())
+    config, ids = tiny.config, document.input_ids_T
+    length = len(ids)
+
+    def layer(name: str) -> Tensor:
+        return weights[f"midlayer.{name}.weight"]
+
+    keys: dict[tuple[int, int], Tensor] = {}
+    values: dict[tuple[int, int], Tensor] = {}
+    hidden: list[Tensor] = [weights["fc.weight"] @ aux.flatten() for aux in document.aux_TLD]
+    outputs: list[list[Tensor | None]] = []
+    for step in range(steps):
+        inputs = []
+        for t in range(length):
+            if t + 1 + step < length:
+                embedding = norm(tiny.embed_VD[ids[t + 1 + step]], layer("input_layernorm"))
+                both = torch.cat([embedding, norm(hidden[t], layer("hidden_norm"))])
+                key = (layer("self_attn.k_proj") @ both).view(config.num_key_value_heads, -1)
+                keys[step, t] = rotate(key, t + step)
+                values[step, t] = (layer("self_attn.v_proj") @ both).view(
+                    config.num_key_value_heads, -1
+                )
+                inputs.append(both)
+        row_outputs: list[Tensor | None] = []
+        for t, both in enumerate(inputs):
+            query = (layer("self_attn.q_proj") @ both).view(config.num_attention_heads, -1)
+            query = rotate(query, t + step)
+            seen = [(0, s) for s in range(t + 1)] + [(j, t) for j in range(1, step + 1)]
+            heads = []
+            for h in range(config.num_attention_heads):
+                g = h // (config.num_attention_heads // config.num_key_value_heads)
+                scores = torch.stack([query[h] @ keys[s][g] for s in seen])
+                shares = (scores / math.sqrt(config.head_dim)).softmax(0)
+                seen_values = torch.stack([values[s][g] for s in seen])
+                heads.append(shares @ seen_values)
+            attended = hidden[t] + layer("self_attn.o_proj") @ torch.cat(heads)
+            x = norm(attended, layer("post_attention_layernorm"))
+            inner = torch.nn.functional.silu(layer("mlp.gate_proj") @ x) * (
+                layer("mlp.up_proj") @ x
+            )
+            row_outputs.append(attended + layer("mlp.down_proj") @ inner)
+        row_outputs += [None] * (length - len(row_outputs))
+        outputs.append(row_outputs)
+        hidden = [h if out is None else out for h, out in zip(hidden, row_outputs, strict=True)]
+    return outputs
+
+
+def counts(document: Document, t: int, step: int) -> bool:
+    """Design rule 3, word for word: the token read and the one predicted, both in one reply."""
+    read, predicted = t + 1 + step, t + 2 + step
+    if predicted >= len(document.input_ids_T):
+        return False
+    return bool(document.reply_T[read] > 0) and bool(
+        document.reply_T[read] == document.reply_T[predicted]
+    )
+
+
+def reference_loss(tiny, steps: int) -> Tensor:
+    weights = dict(tiny.drafter.named_parameters())
+    per_step: list[list[Tensor]] = [[] for _ in range(steps)]
+    for document in tiny.documents.documents:
+        outputs = reference_rows(tiny, document, steps)
+        for step in range(steps):
+            for t, out in enumerate(outputs[step]):
+                if not counts(document, t, step):
+                    continue
+                target_logits = tiny.head_VD @ document.final_TD[t + 1 + step]
+                if not tiny.drafter.t2d[target_logits.argmax()]:
+                    continue
+                teacher = target_logits[tiny.drafter.t2d].softmax(0)
+                assert out is not None
+                logits = weights["lm_head.weight"] @ norm(out, weights["norm.weight"])
+                per_step[step].append(-(teacher * logits.log_softmax(0)).sum())
+    return sum(
+        (DECAY**k * torch.stack(losses).mean() for k, losses in enumerate(per_step)),
+        start=torch.zeros((), dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_loss_and_gradients_equal_the_reference_on_packed_documents(tiny, steps: int) -> None:
+    parameters = dict(tiny.drafter.named_parameters())
+    expected = reference_loss(tiny, steps)
+    expected_grads = torch.autograd.grad(expected, list(parameters.values()))
+
+    pack = Packer(tiny.documents, tiny.favourites, tiny.drafter.t2d).pack([0, 1, 2])
+    embed_TD = tiny.embed_VD[pack.input_ids_T]
+    weights = tuple(DECAY**k for k in range(steps))
+    got, _ = pack_loss(tiny.drafter, pack, embed_TD, tiny.draft_head(), weights)
+    got_grads = torch.autograd.grad(got, list(parameters.values()))
+
+    assert 0 < int(pack.in_vocab_P.sum()) < len(pack.predictions_P), "both kinds must occur"
+    torch.testing.assert_close(got, expected, rtol=TOLERANCE, atol=0)
+    for name, grad, want in zip(parameters, got_grads, expected_grads, strict=True):
+        assert want.abs().max() > 0, name
+        torch.testing.assert_close(grad, want, rtol=TOLERANCE, atol=1e-12, msg=name)
+
+
+def test_packed_documents_do_not_see_one_another(tiny) -> None:
+    packer = Packer(tiny.documents, tiny.favourites, tiny.drafter.t2d)
+    weights = (1.0, DECAY, DECAY**2)
+
+    def sums(indices: list[int]) -> Tensor:
+        pack = packer.pack(indices)
+        tally = pack_loss(
+            tiny.drafter, pack, tiny.embed_VD[pack.input_ids_T], tiny.draft_head(), weights
+        )[1]
+        return torch.stack(list(tally))
+
+    alone = sums([0]) + sums([1]) + sums([2])
+    torch.testing.assert_close(sums([2, 0, 1]), alone, rtol=1e-12, atol=0)

@@ -1,7 +1,7 @@
-"""Train a Llama of a few million parameters from scratch on the project's own text, for tests.
+"""Train a Llama of 1.7 million parameters from scratch on the project's own text, for tests.
 
 Reads: data/sources/*.jsonl, README.md, docs/*.md. Writes: var/cache/tiny/<digest> (a target).
-Source: the shape and rate measured for this size: AdamW 2.5e-3 cosine, 8 rows of 128 tokens a step.
+Source: the shape and rate measured for this size: AdamW 2.5e-3 cosine, 8 rows of 96 tokens a step.
 
 Legend: B batch, T tokens, V vocabulary.
 """
@@ -22,7 +22,7 @@ from eyas.states.folder import save_configs, save_weights
 
 DONE = "done.json"
 CACHE = Path("var/cache/tiny")
-_ROWS, _TOKENS = 8, 128
+_ROWS, _TOKENS = 8, 96
 _LR, _WARMUP_STEPS, _CLIP_NORM = 2.5e-3, 20, 1.0
 _PARAGRAPH_CHARS = 40  # shorter ones are headings and code fences
 log = logging.getLogger("eyas")
@@ -36,7 +36,7 @@ class Plan:
     seed: int
     dtype: torch.dtype
     vocab_size: int = 2048
-    hidden_size: int = 192
+    hidden_size: int = 128
     layers: int = 8
     max_length: int = 4096
 

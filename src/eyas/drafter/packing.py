@@ -21,8 +21,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from eyas.errors import EyasError
 from eyas.records import Span
 
+_SCALE_TOKENS = 100_000  # enough for a feature's size
 TRUNCATED_TAIL = 2  # tokens at the end of a cut reply whose ids, rebuilt from text, are not sure
 
 
@@ -102,6 +104,30 @@ def _fill(
         used += lengths[index]
     if step:
         yield step
+
+
+def aux_scale(documents: Documents) -> Tensor:
+    """Return the RMS of each aux feature, rounded to a power of two, [L, D].
+
+    From the first `_SCALE_TOKENS` tokens, position 0 of each document left out (an attention sink
+    with features above 1,000 where the median is 3). Powers of two divide without rounding.
+
+    Raises: EyasError if there are no rows to look at, or they hold inf or NaN.
+    """
+    squares_LD, rows = torch.zeros(()), 0
+    for index in range(len(documents.lengths)):
+        aux_TLD = documents.read(index).aux_TLD[1:]
+        squares_LD = squares_LD + aux_TLD.double().square().sum(0)
+        rows += len(aux_TLD)
+        if rows >= _SCALE_TOKENS:
+            break
+    if not rows or not torch.isfinite(squares_LD).all():
+        raise EyasError(
+            f"hidden states: expected finite aux states, got inf or NaN in {rows} rows",
+            hint="re-run extract",
+        )
+    rms_LD = (squares_LD / rows).sqrt().clamp(min=1e-6)
+    return rms_LD.log2().round().exp2().float()
 
 
 class Packer:

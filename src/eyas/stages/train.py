@@ -24,7 +24,7 @@ from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter.checkpoint import digest_of, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
 from eyas.drafter.model import Drafter, random_start
-from eyas.drafter.packing import Document, Packer, number_replies, predictions
+from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting
 from eyas.drafter.ridge import ridge_start, sum_equations
 from eyas.drafter.training import Corpus, Row, Saving, train
@@ -227,6 +227,7 @@ def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:
         val=Packer(inputs.val, favourites, drafter.t2d),
         embed_VD=head.embed_VD,
         head_ND=head.lm_head_VD[drafter.t2d],
+        aux_scale_LD=aux_scale(inputs.train),
     )
 
 

@@ -1,0 +1,71 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from eyas.drafter.config import DrafterConfig, load_config, make_config, save_config
+from eyas.errors import EyasError
+from eyas.files import write_json
+from eyas.settings import Drafter
+
+TARGET = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5_000.0,
+    "max_position_embeddings": 128,
+    "eos_token_id": [2, 3],
+}
+
+
+def make(target=TARGET, *, layers=(1, 2, 4), **changes) -> DrafterConfig:
+    nulls = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"))
+    shape = Drafter(**{"family": "eagle3", "draft_vocab_size": 50, **nulls, **changes})
+    return make_config(shape, target, aux_layers=layers, target_name="t", target_revision="r")
+
+
+def test_null_takes_the_targets_size_and_a_number_overrides_it() -> None:
+    config = make(intermediate_size=32)
+    assert (config.intermediate_size, config.num_attention_heads) == (32, 8)
+    assert (config.num_key_value_heads, config.head_dim) == (2, 8)
+    assert (config.rope_theta, config.eos_token_id, config.bos_token_id) == (5_000.0, 2, None)
+
+
+def test_the_new_form_of_rope_and_nested_text_configs_are_read() -> None:
+    nested = {"text_config": {**TARGET, "rope_theta": 1.0, "rope_parameters": {"rope_theta": 7.0}}}
+    assert make(nested).rope_theta == 7.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draft_vocab_size": 101}, "at most the target's 100, got 101"),
+        ({"layers": (1, 2)}, "expected 3 layers"),
+        ({"num_key_value_heads": 3}, "divisor of 8 attention heads, got 3"),
+    ],
+)
+def test_impossible_shapes_are_refused(changes: dict, message: str) -> None:
+    with pytest.raises(EyasError, match=message):
+        make(**changes)
+
+
+def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
+    save_config(tmp_path / "config.json", make())
+    assert load_config(tmp_path / "config.json") == make()
+
+
+@pytest.mark.parametrize("value", [[1], {"hidden_size": 3}])
+def test_a_foreign_config_names_the_file(tmp_path: Path, value: object) -> None:
+    write_json(tmp_path / "config.json", value)
+    with pytest.raises(EyasError, match=r"config\.json: expected keys"):
+        load_config(tmp_path / "config.json")
+
+
+def test_every_key_is_written(tmp_path: Path) -> None:
+    save_config(tmp_path / "config.json", make())
+    fields = {field.name for field in dataclasses.fields(DrafterConfig)}
+    text = (tmp_path / "config.json").read_text()
+    assert all(f'"{name}"' in text for name in fields)

@@ -1,0 +1,67 @@
+import dataclasses
+
+import torch
+
+from eyas.drafter.attention import build_blocks
+from eyas.drafter.model import Drafter, build_layout, random_start
+
+
+def test_parameters_have_the_names_and_shapes_that_servers_read(config) -> None:
+    t2d = torch.zeros(config.vocab_size, dtype=torch.bool)
+    t2d[10 : 10 + config.draft_vocab_size] = True
+    state = Drafter(config, t2d).state_dict()
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
+        "fc.weight": (16, 48),
+        "midlayer.hidden_norm.weight": (16,),
+        "midlayer.input_layernorm.weight": (16,),
+        "midlayer.post_attention_layernorm.weight": (16,),
+        "midlayer.self_attn.q_proj.weight": (16, 32),
+        "midlayer.self_attn.k_proj.weight": (8, 32),
+        "midlayer.self_attn.v_proj.weight": (8, 32),
+        "midlayer.self_attn.o_proj.weight": (16, 16),
+        "midlayer.mlp.gate_proj.weight": (20, 16),
+        "midlayer.mlp.up_proj.weight": (20, 16),
+        "midlayer.mlp.down_proj.weight": (16, 20),
+        "norm.weight": (16,),
+        "lm_head.weight": (24, 16),
+        "d2t": (24,),
+        "t2d": (40,),
+    }
+    assert state["d2t"].dtype == torch.int64
+    assert state["t2d"].dtype == torch.bool
+    assert (torch.arange(24) + state["d2t"]).tolist() == list(range(10, 34))
+
+
+def test_the_random_start_depends_on_the_seed_alone(config) -> None:
+    t2d = torch.ones(config.vocab_size, dtype=torch.bool)
+    config = dataclasses.replace(config, draft_vocab_size=config.vocab_size)
+    drafters = [Drafter(config, t2d) for _ in range(3)]
+    for drafter, seed in zip(drafters, (1, 1, 2), strict=True):
+        random_start(drafter, seed)
+    first, same, other = (d.fc.weight for d in drafters)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_only_rows_that_some_step_needs_are_computed() -> None:
+    layout = build_layout(torch.tensor([3, 4, 8]), (6, 5), steps=2)
+    # p = 3, 4 of the first document: rows 2, 3 at step 0, 1, 2 at step 1; p = 8 (position 2 of the
+    # second): row 7, then row 6
+    assert layout.active_A.tolist() == [1, 2, 3, 6, 7]
+    assert layout.position_T.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
+
+
+def test_blocks_see_their_own_documents_past_only() -> None:
+    blocks = build_blocks(torch.tensor([1, 3, 6]), (5, 4))
+    assert [(b.rows, b.keys) for b in blocks] == [
+        (slice(0, 2), slice(0, 4)),
+        (slice(2, 3), slice(5, 7)),
+    ]
+    assert blocks[0].hidden_QS.tolist() == [[False, False, True, True], [False] * 4]
+    assert blocks[1].hidden_QS.tolist() == [[False, False]]
+
+
+def test_a_long_document_is_cut_into_blocks_of_rows_that_cover_it() -> None:
+    blocks = build_blocks(torch.arange(600), (600,))
+    assert [b.rows.stop - b.rows.start for b in blocks] == [256, 256, 88]
+    assert [b.keys.stop for b in blocks] == [256, 512, 600]

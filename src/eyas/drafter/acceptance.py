@@ -53,16 +53,17 @@ class Target:
         """Run tokens behind those in the cache; return logits [T, V] and aux states [T, L, D]."""
         out = self._model(
             torch.tensor([list(ids)]),
-            past_key_values=self._cache,
+            cache=self._cache,
             use_cache=True,
             logits_to_keep=1 if last_only else 0,
         )
         aux = torch.stack([self._seen[layer][0] for layer in self._aux_layers], dim=1)
         return out.logits[0], aux
 
-    def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache."""
-        self._cache.crop(length)
+    def drop(self, count: int) -> None:
+        """Take the last `count` tokens off the cache."""
+        if count:
+            self._cache.crop(-count)
 
     def _keep(self, layer: int) -> Callable[..., None]:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
@@ -133,7 +134,7 @@ def decode_drafted(
         aux_TLD = aux_TLD[: len(new)]
         path += new
         gains.append(len(new))
-        target.crop(len(path) - 1)
+        target.drop(1 + len(drafts) - len(new))
     return Decoded(
         ids=tuple(path[len(prompt) :]),
         gains=tuple(gains),

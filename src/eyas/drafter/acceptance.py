@@ -229,6 +229,28 @@ def acceptance_by_position(replays: Sequence[Replayed], num_drafts: int) -> list
     return shares
 
 
+def figures_of(
+    replays: Sequence[tuple[Sequence[int], Replayed]], num_drafts: int
+) -> dict[str, Any]:
+    """Return the table's figures over prompts, given as (reply, its verifications)."""
+    gains = [r.gains for _, r in replays]
+    calm = [r.gains for reply, r in replays if not ends_in_loop(reply)]
+    low, high = interval_of(gains)
+    return {
+        "method": "replay",
+        "draft_steps": num_drafts,
+        "tau": tau_of(gains),
+        "tau_low": low,
+        "tau_high": high,
+        "tau_without_loops": tau_of(calm),
+        "acceptance_by_position": acceptance_by_position([r for _, r in replays], num_drafts),
+        "prompts": len(replays),
+        "prompts_in_loops": len(replays) - len(calm),
+        "verifications": sum(len(g) for g in gains),
+        "tokens": sum(sum(g) for g in gains),
+    }
+
+
 def ends_in_loop(ids: Sequence[int]) -> bool:
     """Tell whether a reply ends in `LOOP_TIMES` equal runs of at most `LOOP_NGRAM` tokens."""
     ids = list(ids)

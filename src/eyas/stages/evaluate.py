@@ -11,7 +11,7 @@ drafter at the headline K must verify exactly as often as its real loop did.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,10 @@ def table(
                 ac.replay(path.ids, len(path.prompt), chain, num_drafts)
                 for path, chain in zip(paths, chains, strict=True)
             ]
-            rows += rows_of(name, "replay", num_drafts, paths, replays)
+            rows += [
+                {"drafter": name, "dataset": dataset, **row}
+                for dataset, row in by_dataset(paths, replays, num_drafts)
+            ]
     return rows
 
 
@@ -221,44 +224,17 @@ def chains_of(
     return lambda committed: drafts_TJ[committed - 2].tolist()
 
 
-def rows_of(
-    drafter: str,
-    method: str,
-    num_drafts: int,
-    paths: Sequence[HeldOut],
-    replays: Sequence[ac.Replayed],
-) -> list[dict[str, Any]]:
-    """Return one row for all prompts and one for each data set."""
-    rows = []
+def by_dataset(
+    paths: Sequence[HeldOut], replays: Sequence[ac.Replayed], num_drafts: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the figures of all prompts, then of each data set's."""
     for dataset in (ALL, *dict.fromkeys(path.dataset for path in paths)):
         chosen = [
-            (path, r)
+            (path.plain.ids, r)
             for path, r in zip(paths, replays, strict=True)
             if dataset in (ALL, path.dataset)
         ]
-        gains = [r.gains for _, r in chosen]
-        calm = [r.gains for path, r in chosen if not ac.ends_in_loop(path.plain.ids)]
-        low, high = ac.interval_of(gains)
-        rows.append(
-            {
-                "drafter": drafter,
-                "dataset": dataset,
-                "method": method,
-                "draft_steps": num_drafts,
-                "tau": ac.tau_of(gains),
-                "tau_low": low,
-                "tau_high": high,
-                "tau_without_loops": ac.tau_of(calm),
-                "acceptance_by_position": ac.acceptance_by_position(
-                    [r for _, r in chosen], num_drafts
-                ),
-                "prompts": len(chosen),
-                "prompts_in_loops": len(chosen) - len(calm),
-                "verifications": sum(len(g) for g in gains),
-                "tokens": sum(sum(g) for g in gains),
-            }
-        )
-    return rows
+        yield dataset, ac.figures_of(chosen, num_drafts)
 
 
 def real_row(paths: Sequence[HeldOut], settings: Evaluate) -> list[dict[str, Any]]:

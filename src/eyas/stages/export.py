@@ -26,7 +26,7 @@ Trained by eyas on replies of the target itself: {documents} documents, {tokens:
 | target | {target}, revision `{revision}` |
 | aux layers (outputs, the first is 1) | {layers} |
 | draft vocabulary | {draft_vocab} of {vocab} ids |
-| simulated acceptance length on the validation split, K = {ttt_steps}, bonus token counted | {tau:.3f} |
+| simulated acceptance length, validation split, K = {ttt_steps}, with bonus | {tau:.3f} |
 
 Serve it with SGLang:
 
@@ -39,8 +39,8 @@ or with vLLM:
     vllm serve TARGET --speculative-config \\
       '{{"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": 3}}'
 
-Embeddings are the target's and are not in this folder. Acceptance length by real draft-verify decoding on held-out
-prompts stands in `data/evaluation.json` of the repository that made this.
+Embeddings are the target's and are not in this folder. Acceptance length by real draft-verify
+decoding on held-out prompts stands in `data/evaluation.json` of the repository that made this.
 """
 
 

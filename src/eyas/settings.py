@@ -123,8 +123,8 @@ class Validate:
     max_count_delta: int  # tokens between rebuilt ids and billing that still count as near
     keep_near: bool
     min_accepted_share: float  # 0..1; below it the stage fails with the table of reasons
-    repeat_ngram: int  # a reply whose last `repeat_times` n-grams are equal is a loop
-    repeat_times: int
+    repeat_ngram: int  # a reply is a loop if its last `repeat_ngram * repeat_times` tokens have a
+    repeat_times: int  # period of at most `repeat_ngram`
     drop_loops: bool
 
 

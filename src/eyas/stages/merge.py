@@ -39,10 +39,10 @@ def work(params: Params) -> Report:
             "expected at least one of each",
             hint="raise budgets, merge.max_tokens or merge.val_permille",
         )
+    config = read_json(Path("models/target/config.json"), hint="run `dvc repro target`")
+    hidden = int(config.get("text_config", config)["hidden_size"])
     write_samples(Path("data/mixture/train.parquet"), mixture.train)
     write_samples(Path("data/mixture/val.parquet"), mixture.val)
-    config = read_json(Path("models/target/config.json"))
-    hidden = int(config.get("text_config", config)["hidden_size"])
     everything = [*mixture.train, *mixture.val]
     sizes = projection(everything, hidden)
     per_source = {
@@ -53,7 +53,7 @@ def work(params: Params) -> Report:
         summary=f"{len(mixture.train)} training and {len(mixture.val)} validation samples, "
         f"{sizes['tokens']:,} tokens, {sizes['states_bytes'] / 1e6:,.0f} MB of states",
         metrics={
-            "rows_in": len(everything) + sum(mixture.rejects.values()),
+            "rows_in": mixture.rows_in,
             "rows_out": len(everything),
             "train_samples": len(mixture.train),
             "val_samples": len(mixture.val),
@@ -64,3 +64,7 @@ def work(params: Params) -> Report:
         },
         inputs=tuple(sources.values()),
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -18,8 +18,9 @@ from eyas.files import read_records, write_jsonl
 from eyas.parquet import write_samples
 from eyas.records import Prompt, Response, Sample, Violation
 from eyas.settings import Validate
+from eyas.tokens.audit import bill_metrics, truth_metrics
 from eyas.tokens.codecs import Codec, load_codec
-from eyas.tokens.rebuild import Rebuilt, evidence_metrics, rebuild_response, rebuild_trajectory
+from eyas.tokens.rebuild import NEAR, Rebuilt, rebuild_response, rebuild_trajectory
 
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
@@ -54,7 +55,7 @@ def _rebuild_responses(
     hint = f"run `dvc repro generate@{name}`"
     responses = read_records(path, Response, hint=hint)
     if not responses:
-        raise EyasError(f"{path}: no response in it", hint=hint)
+        raise EyasError(f"{path}: expected at least one response, got none", hint=hint)
     by_id = {prompt.id: prompt for prompt in prompts}
     if strangers := [r.id for r in responses if r.id not in by_id]:
         raise EyasError(f"{path}: answers prompt {strangers[0]}, which is not there", hint=hint)
@@ -64,18 +65,28 @@ def _rebuild_responses(
 def _report(rebuilt: list[Rebuilt], samples: list[Sample], rejects: list[Violation]) -> Report:
     reasons = Counter(v.rule for v in rejects)
     flags = Counter(flag for sample in samples for flag in sample.flags)
-    evidence = evidence_metrics(rebuilt)
-    identical = evidence.get("identical_share")
-    share = "" if identical is None else f", {identical:.2%} identical to the ids really sampled"
+    bill, truth = bill_metrics(rebuilt), truth_metrics(rebuilt)
+    words = [f"{len(rebuilt)} in: {len(samples)} samples, {len(rejects)} rejected"]
+    if bill:
+        words.append(f"{bill['count_exact_share']:.2%} match the bill")
+    if truth:
+        words.append(
+            f"{truth['identical_share']:.2%} identical to the ids really sampled "
+            f"({truth['kept_identical_share']:.2%} of those kept)"
+        )
     return Report(
-        summary=f"{len(rebuilt)} replies: {len(samples)} samples, {len(rejects)} rejected"
-        f", {evidence['count_exact_share']:.2%} match the bill{share}",
+        summary=", ".join(words),
         metrics={
             "rows_in": len(rebuilt),
             "rows_out": len(samples),
-            "rebuilt_tokens": sum(r.rebuilt_tokens for r in rebuilt),
-            **evidence,
+            "near": flags.pop(NEAR, 0),
+            **bill,
+            **truth,
             **{f"rejects_{rule}": count for rule, count in sorted(reasons.items())},
             **{f"flagged_{flag}": count for flag, count in sorted(flags.items())},
         },
     )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,13 @@
-"""The bill against the rebuilt ids, and lengths. Pure."""
+"""The bill against the rebuilt ids, the truth where it is known, and lengths. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from eyas.records import Sample
+from eyas.tokens.rebuild import Evidence, Rebuilt
+
+Metrics = dict[str, float | int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,7 @@ class ProviderAudit:
     replies: int
     billed_tokens: int
     rebuilt_tokens: int
-    offset_mode: int
+    offset_mode: int  # tokens a reply, billed - rebuilt; not 0: the provider counts otherwise
 
     @property
     def difference_share(self) -> float:
@@ -22,25 +25,71 @@ class ProviderAudit:
         return (self.billed_tokens - self.rebuilt_tokens) / max(1, self.billed_tokens)
 
 
-def audit_by_provider(samples: Iterable[Sample]) -> dict[str, ProviderAudit]:
-    """Compare completion tokens billed and rebuilt; samples that nobody billed are left out."""
-    pairs: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for sample in samples:
-        if sample.completion_tokens_billed is not None:
-            rebuilt = sum(end - start for start, end in sample.spans)
-            pairs[sample.provider].append((sample.completion_tokens_billed, rebuilt))
+def audit_by_provider(evidence: Iterable[Evidence]) -> dict[str, ProviderAudit]:
+    """Compare completion tokens billed and rebuilt, over all replies: also those not kept."""
+    seen: dict[str, list[Evidence]] = defaultdict(list)
+    for one in evidence:
+        seen[one.provider].append(one)
     return {
         provider: ProviderAudit(
             replies=len(rows),
-            billed_tokens=sum(b for b, _ in rows),
-            rebuilt_tokens=sum(r for _, r in rows),
-            offset_mode=Counter(b - r for b, r in rows).most_common(1)[0][0],
+            billed_tokens=sum(e.billed_tokens for e in rows),
+            rebuilt_tokens=sum(e.rebuilt_tokens for e in rows),
+            offset_mode=_mode(e.billed_tokens - e.rebuilt_tokens for e in rows),
         )
-        for provider, rows in sorted(pairs.items())
+        for provider, rows in sorted(seen.items())
     }
 
 
-def length_metrics(name: str, lengths: Sequence[int]) -> dict[str, float | int]:
+def _mode(values: Iterable[int]) -> int:
+    """Return the most common value; of several the one nearest to 0, then the smaller."""
+    counts = Counter(values)
+    return min(counts, key=lambda value: (-counts[value], abs(value), value))
+
+
+def bill_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
+    """Return how the rebuilt ids stand against the bill; nothing where nobody was billed."""
+    evidence = [r.evidence for r in rebuilt if r.evidence is not None]
+    if not evidence:
+        return {}
+    audits = audit_by_provider(evidence)
+    billed = sum(a.billed_tokens for a in audits.values())
+    made = sum(a.rebuilt_tokens for a in audits.values())
+    offsets = {f"offset_mode_tokens_{_word(p)}": a.offset_mode for p, a in audits.items()}
+    return {
+        "billed_tokens": billed,
+        "rebuilt_tokens": made,
+        "billing_difference_share": round((billed - made) / max(1, billed), 6),
+        "count_exact_share": _share(e.count_delta == 0 for e in evidence),
+        "prompt_exact_share": _share(e.prompt_delta == 0 for e in evidence),
+        **offsets,
+    }
+
+
+def truth_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
+    """Return how the rebuilt ids stand against those really sampled; nothing where unknown.
+
+    `mismatches_caught` are replies whose ids are not those sampled and whose count shows it;
+    `silent_mismatches` have the right count and other ids. `kept_identical_share` is what counts
+    for training: the share among the samples that were kept.
+    """
+    pairs = [(r.result, r.evidence) for r in rebuilt if r.evidence is not None]
+    known = [(result, e) for result, e in pairs if e.identical is not None]
+    if not known:
+        return {}
+    wrong = [e for _, e in known if not e.identical]
+    silent = sum(e.count_delta == 0 for e in wrong)
+    kept = [bool(e.identical) for result, e in known if isinstance(result, Sample)]
+    return {
+        "replies_of_known_ids": len(known),
+        "identical_share": _share(bool(e.identical) for _, e in known),
+        "kept_identical_share": _share(kept),
+        "mismatches_caught": len(wrong) - silent,
+        "silent_mismatches": silent,
+    }
+
+
+def length_metrics(name: str, lengths: Sequence[int]) -> Metrics:
     """Return total, mean, median, 90th percentile and maximum of token counts."""
     if not lengths:
         return {f"{name}_tokens": 0}
@@ -52,3 +101,12 @@ def length_metrics(name: str, lengths: Sequence[int]) -> dict[str, float | int]:
         f"{name}_tokens_p90": ordered[int(0.9 * (len(ordered) - 1))],
         f"{name}_tokens_max": ordered[-1],
     }
+
+
+def _share(values: Iterable[bool]) -> float:
+    held = list(values)
+    return round(sum(held) / len(held), 6) if held else 0.0
+
+
+def _word(name: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in name.lower())

@@ -3,15 +3,14 @@
 Each takes a sample and the `Context` and returns what is wrong in words, or None.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eyas.records import Sample, Violation
 from eyas.settings import Validate
 from eyas.tokens.codecs import Codec
-from eyas.tokens.rebuild import TRUNCATED
+from eyas.tokens.rebuild import REPLACEMENT, TRUNCATED
 
-REPLACEMENT = "�"
 LEAKED_MARKERS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|endoftext|>")
 Check = Callable[[Sample, "Context"], str | None]
 
@@ -26,8 +25,9 @@ class Context:
 
 def check_ids_in_range(sample: Sample, context: Context) -> str | None:
     """Every id is one of the tokenizer's."""
-    bad = [i for i in sample.input_ids if not 0 <= i < context.codec.vocab_size]
-    return f"id {bad[0]} of {context.codec.vocab_size}" if bad else None
+    size, ids = context.codec.vocab_size, sample.input_ids or (-1,)
+    worst = max(ids) if min(ids) >= 0 else min(ids)
+    return None if 0 <= worst < size else f"id {worst}, expected 0 to {size - 1}"
 
 
 def check_spans(sample: Sample, context: Context) -> str | None:
@@ -50,19 +50,17 @@ def check_ends_with_stop(sample: Sample, context: Context) -> str | None:
 def check_no_special_inside(sample: Sample, context: Context) -> str | None:
     """No special id stands inside a reply but the stop id at its end."""
     for start, end in sample.spans:
-        inside = sample.input_ids[start:end]
-        body = inside[:-1] if inside[-1] in context.codec.stop_ids else inside
-        if bad := context.codec.special_ids & set(body):
+        body = _body(sample.input_ids[start:end], context)
+        if bad := context.codec.special_ids.intersection(body):
             return f"special id {min(bad)} inside the reply"
     return None
 
 
 def check_no_replacement_character(sample: Sample, context: Context) -> str | None:
-    """No reply holds U+FFFD; one that was cut may end in half a character."""
-    for number, text in enumerate(_replies(sample, context)):
-        last_of_cut = TRUNCATED in sample.flags and number == len(sample.spans) - 1
-        if REPLACEMENT in (text.rstrip(REPLACEMENT) if last_of_cut else text):
-            return f"U+FFFD in {text[:60]!r}"
+    """No reply holds U+FFFD, which stands for lost bytes; rebuild takes it off a cut end."""
+    for text in _replies(sample, context):
+        if (at := text.find(REPLACEMENT)) >= 0:
+            return f"U+FFFD in {text[max(0, at - 30) : at + 30]!r}"
     return None
 
 
@@ -75,22 +73,32 @@ def check_no_leaked_marker(sample: Sample, context: Context) -> str | None:
 
 
 def check_no_repetition_loop(sample: Sample, context: Context) -> str | None:
-    """No reply ends in `repeat_times` equal runs of at most `repeat_ngram` tokens."""
+    """No reply ends in a loop of at most `repeat_ngram` tokens."""
     rules = context.rules
     for start, end in sample.spans:
-        ids = sample.input_ids[start:end]
-        if size := loop_size(ids, rules.repeat_ngram, rules.repeat_times):
-            return f"the last {size} tokens repeat {rules.repeat_times} times"
+        ids = _body(sample.input_ids[start:end], context)
+        if period := loop_period(ids, rules.repeat_ngram, rules.repeat_times):
+            window = rules.repeat_ngram * rules.repeat_times
+            return f"the last {window} tokens have a period of {period}"
     return None
 
 
-def loop_size(ids: tuple[int, ...], max_ngram: int, times: int) -> int:
-    """Return the length of the run that the ids end in `times` copies of, or 0."""
-    for size in range(1, max_ngram + 1):
-        tail = ids[-size * times :]
-        if len(tail) == size * times and tail == tail[:size] * times:
-            return size
-    return 0
+def loop_period(ids: Sequence[int], max_ngram: int, times: int) -> int:
+    """Return the period of the last `max_ngram * times` ids if it is at most `max_ngram`, or 0.
+
+    The window is one for all periods: an answer of 10000, or a line of ten dashes, is no loop.
+
+    | max_ngram, times | last ids    | period |
+    |------------------|-------------|--------|
+    | 3, 2             | 1 2 1 2 1 2 | 2      |
+    | 3, 2             | 1 2 3 1 2 3 | 3      |
+    | 3, 2             | 9 9 9 7 7 7 | 0      |
+    """
+    window = ids[-max_ngram * times :]
+    if len(window) < max_ngram * times:
+        return 0
+    periods = range(1, max_ngram + 1)
+    return next((p for p in periods if window[p:] == window[:-p]), 0)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -125,6 +133,11 @@ def violations_of(sample: Sample, context: Context) -> list[Violation]:
                 )
             )
     return found
+
+
+def _body(reply: tuple[int, ...], context: Context) -> tuple[int, ...]:
+    """Return a reply without the stop id at its end."""
+    return reply[:-1] if reply[-1] in context.codec.stop_ids else reply
 
 
 def _replies(sample: Sample, context: Context) -> list[str]:

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from eyas.records import Sample
 from eyas.settings import Merge
+from eyas.tokens.rebuild import HALF_CHARACTER, TRUNCATED
 
 _BYTES_A_TOKEN = 16  # ids and masks beside the states, as the peers store them
 
 
 @dataclass(slots=True)
 class Mixture:
-    """The result; rows in = train + val + rejects."""
+    """The result; rows_in = train + val + rejects."""
 
+    rows_in: int = 0
     train: list[Sample] = field(default_factory=list)
     val: list[Sample] = field(default_factory=list)
     rejects: dict[str, int] = field(default_factory=dict)
@@ -27,10 +29,11 @@ class Mixture:
 
 
 def mix(sources: Mapping[str, Iterable[Sample]], settings: Merge) -> Mixture:
-    """Mix the samples of `sources`, in an order that depends on `settings.seed` alone."""
+    """Mix the samples of `sources`, in an order that the seed and their own order fix."""
     result = Mixture()
     for name, samples in sources.items():
         rows = list(samples)
+        result.rows_in += len(rows)
         random.Random(f"{settings.seed} {name}").shuffle(rows)
         kept = rows[: settings.caps.get(name, len(rows))]
         result.reject("over_cap", len(rows) - len(kept))
@@ -58,7 +61,7 @@ def cut_at_reply(sample: Sample, max_tokens: int) -> Sample | None:
     spans = tuple(span for span in sample.spans if span[1] <= max_tokens)
     if not spans:
         return None
-    flags = tuple(flag for flag in sample.flags if flag != "truncated")
+    flags = tuple(flag for flag in sample.flags if flag not in (TRUNCATED, HALF_CHARACTER))
     return replace(sample, input_ids=sample.input_ids[: spans[-1][1]], spans=spans, flags=flags)
 
 

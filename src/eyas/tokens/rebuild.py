@@ -3,58 +3,67 @@
 Prompt ids come from the target's own template; a reply is encoded apart from it, and its length is
 compared with what was billed. Nothing searches text for assistant turns: spans are known by
 construction. Source: docs/contracts.md; the rule's grounds are in tokens/codecs.
+
+Text does not determine ids: a sampler may spell a word in other tokens than the tokenizer would.
+The count shows most of these replies, never all, so the share that it misses is measured wherever
+the true ids are known.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eyas.records import Prompt, Response, Sample, Span, Violation
+from eyas.errors import EyasError
+from eyas.records import Message, Prompt, Response, Sample, Span, Violation
 from eyas.settings import Validate
 from eyas.tokens.codecs import Codec, ReplyParts
 
 TRUNCATED = "truncated"  # cut by max_tokens: kept, but its last tokens carry no loss
+HALF_CHARACTER = "half_character"  # cut inside a character, whose tokens are left out
 NEAR = "near"  # the count differs from the bill by a little
 TRUE_IDS_DIFFER = "true_ids_differ"  # the ids really sampled are known, and are others
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _KEPT_FINISHES = ("stop", "length", "tool_calls")
+_HALF_CHARACTER_TOKENS = range(1, 4)  # a character has at most 4 bytes, one at least is missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What was seen when a reply was held against its bill, and against the truth if known."""
+
+    provider: str
+    billed_tokens: int
+    rebuilt_tokens: int
+    count_delta: int  # billed - rebuilt, 0 where half a character explains it
+    prompt_delta: int  # billed prompt tokens - rendered ids
+    half_character: bool
+    identical: bool | None  # to the ids really sampled; None where unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """A sample (or why there is none) and the evidence that was seen on the way."""
+    """A sample, or why there is none; no evidence where nothing was billed or rebuilt."""
 
     result: Sample | Violation
-    count_delta: int | None = None  # billed completion tokens - rebuilt ids
-    prompt_delta: int | None = None  # billed prompt tokens - rendered ids
-    identical: bool | None = None  # to the ids really sampled; None where unknown
-    rebuilt_tokens: int = 0
+    evidence: Evidence | None = None
 
 
 def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Validate) -> Rebuilt:
     """Return the sample of one answer, or the reason that it is none."""
     if response.finish_reason not in _KEPT_FINISHES:
         return _rejected(prompt, "finish_reason", response.finish_reason)
-    reply = ReplyParts(
-        content=response.content, reasoning=response.reasoning, tool_calls=response.tool_calls
-    )
-    reply_ids = codec.reply_ids(reply, response.finish_reason)
-    if not set(reply_ids) - set(codec.stop_ids):
+    text = response.content or ""
+    whole = text.rstrip(REPLACEMENT) if response.finish_reason == "length" else text
+    reply = ReplyParts(content=whole, reasoning=response.reasoning, tool_calls=response.tool_calls)
+    try:
+        reply_ids = codec.reply_ids(reply, response.finish_reason)
+        prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
+    except EyasError as error:
+        return _rejected(prompt, "not_of_this_format", str(error))
+    if _is_empty(reply_ids, codec):
         return _rejected(prompt, "empty_reply", f"finish_reason {response.finish_reason}")
-    prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
-    delta = response.completion_tokens - len(reply_ids)
-    prompt_delta = response.prompt_tokens - len(prompt_ids)
-    evidence = {
-        "count_delta": delta,
-        "prompt_delta": prompt_delta,
-        "identical": None if response.true_ids is None else list(response.true_ids) == reply_ids,
-        "rebuilt_tokens": len(reply_ids),
-    }
-    if prompt_delta:
-        detail = f"billed {response.prompt_tokens} prompt tokens, rendered {len(prompt_ids)}"
-        return Rebuilt(result=_violation(prompt, "prompt_mismatch", detail), **evidence)
-    if abs(delta) > rules.max_count_delta or (delta and not rules.keep_near):
-        detail = f"billed {response.completion_tokens} completion tokens, rebuilt {len(reply_ids)}"
-        return Rebuilt(result=_violation(prompt, "count_mismatch", detail), **evidence)
-    flags = _flags(response, delta, evidence["identical"])
+    evidence = _weigh(response, prompt_ids, reply_ids, half_character=whole != text)
+    if reason := _reason_to_reject(response, evidence, rules):
+        return Rebuilt(result=_violation(prompt, *reason), evidence=evidence)
     sample = Sample(
         id=f"{prompt.id}-{response.sample}",
         dataset=prompt.dataset,
@@ -62,40 +71,82 @@ def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Va
         spans=((len(prompt_ids), len(prompt_ids) + len(reply_ids)),),
         temperature=float(response.sampling.get("temperature", 1.0)),
         provider=response.provider,
-        flags=flags,
+        flags=_flags(response, evidence),
         completion_tokens_billed=response.completion_tokens,
         conversation=prompt.id,
     )
-    return Rebuilt(result=sample, **evidence)
+    return Rebuilt(result=sample, evidence=evidence)
 
 
-def rebuild_trajectory(prompt: Prompt, codec: Codec) -> Iterator[Rebuilt]:
-    """Yield the samples of a conversation that the target itself wrote.
+def _weigh(
+    response: Response, prompt_ids: list[int], reply_ids: list[int], *, half_character: bool
+) -> Evidence:
+    delta = response.completion_tokens - len(reply_ids)
+    explained = half_character and delta in _HALF_CHARACTER_TOKENS
+    identical = None
+    if response.true_ids is not None:
+        known = response.true_ids[: len(reply_ids)] if explained else response.true_ids
+        identical = list(known) == reply_ids
+    return Evidence(
+        provider=response.provider,
+        billed_tokens=response.completion_tokens,
+        rebuilt_tokens=len(reply_ids),
+        count_delta=0 if explained else delta,
+        prompt_delta=response.prompt_tokens - len(prompt_ids),
+        half_character=half_character,
+        identical=identical,
+    )
 
-    One sample holds all its replies as long as each turn's rendered prompt begins with the ids so
-    far (ChatML does; a template that rewrites history does not): else a new sample starts.
+
+def _reason_to_reject(
+    response: Response, evidence: Evidence, rules: Validate
+) -> tuple[str, str] | None:
+    """Return the rule and what was seen; None for a reply to keep."""
+    billed, off = response.prompt_tokens, evidence.count_delta
+    if evidence.prompt_delta:
+        rendered = billed - evidence.prompt_delta
+        return "prompt_mismatch", f"billed {billed} prompt tokens, rendered {rendered}"
+    if off and not (rules.keep_near and abs(off) <= rules.max_count_delta):
+        seen = f"billed {evidence.billed_tokens} tokens, rebuilt {evidence.rebuilt_tokens}"
+        return "count_mismatch", seen
+    return None
+
+
+def rebuild_trajectory(prompt: Prompt, codec: Codec) -> list[Rebuilt]:
+    """Return the samples of a conversation that the target itself wrote, or one violation.
+
+    One sample holds all replies as long as each turn's rendered prompt begins with the ids so far
+    (ChatML does; a template that rewrites history does not): where it does not, a new one starts.
     """
+    samples: list[Rebuilt] = []
     ids: list[int] = []
     spans: list[Span] = []
-    part = 0
     for index, message in enumerate(prompt.messages):
         if message["role"] != "assistant":
             continue
-        rendered = codec.render_prompt(prompt.messages[:index], prompt.tools)
+        try:
+            rendered = codec.render_prompt(prompt.messages[:index], prompt.tools)
+            reply_ids = codec.reply_ids(_parts_of(message), "stop")
+        except EyasError as error:
+            return [_rejected(prompt, "not_of_this_format", str(error))]
+        if _is_empty(reply_ids, codec):
+            return [_rejected(prompt, "empty_reply", f"message {index}")]
         if spans and rendered[: len(ids)] != ids:
-            yield _trajectory_sample(prompt, part, ids, spans)
-            spans, part = [], part + 1
-        calls = tuple(message.get("tool_calls") or ())
-        reply = ReplyParts(
-            content=message.get("content"), reasoning=message.get("reasoning"), tool_calls=calls
-        )
-        reply_ids = codec.reply_ids(reply, "stop")
+            samples.append(_trajectory_sample(prompt, len(samples), ids, spans))
+            spans = []
         ids = [*rendered, *reply_ids]
         spans = [*spans, (len(rendered), len(ids))]
     if not spans:
-        yield _rejected(prompt, "no_reply", f"{len(prompt.messages)} messages")
-        return
-    yield _trajectory_sample(prompt, part, ids, spans)
+        return [_rejected(prompt, "no_reply", f"{len(prompt.messages)} messages")]
+    return [*samples, _trajectory_sample(prompt, len(samples), ids, spans)]
+
+
+def _parts_of(message: Message) -> ReplyParts:
+    return ReplyParts(
+        content=message.get("content"),
+        reasoning=message.get("reasoning"),
+        tool_calls=tuple(message.get("tool_calls") or ()),
+    )
 
 
 def _trajectory_sample(prompt: Prompt, part: int, ids: list[int], spans: list[Span]) -> Rebuilt:
@@ -110,14 +161,19 @@ def _trajectory_sample(prompt: Prompt, part: int, ids: list[int], spans: list[Sp
         completion_tokens_billed=None,
         conversation=prompt.id,
     )
-    return Rebuilt(result=sample, rebuilt_tokens=sum(end - start for start, end in spans))
+    return Rebuilt(result=sample)
 
 
-def _flags(response: Response, delta: int, identical: object) -> tuple[str, ...]:
+def _is_empty(reply_ids: Sequence[int], codec: Codec) -> bool:
+    return not set(reply_ids) - set(codec.stop_ids)
+
+
+def _flags(response: Response, evidence: Evidence) -> tuple[str, ...]:
     marks = (
         (TRUNCATED, response.finish_reason == "length"),
-        (NEAR, delta != 0),
-        (TRUE_IDS_DIFFER, identical is False),
+        (HALF_CHARACTER, evidence.half_character),
+        (NEAR, evidence.count_delta != 0),
+        (TRUE_IDS_DIFFER, evidence.identical is False),
     )
     return tuple(name for name, holds in marks if holds)
 
@@ -128,30 +184,3 @@ def _violation(prompt: Prompt, rule: str, detail: str) -> Violation:
 
 def _rejected(prompt: Prompt, rule: str, detail: str) -> Rebuilt:
     return Rebuilt(result=_violation(prompt, rule, detail))
-
-
-def evidence_metrics(rebuilt: Sequence[Rebuilt]) -> dict[str, float | int]:
-    """Return how far rebuilt ids can be trusted: against the bill, and against the truth if known.
-
-    `mismatches_caught` are replies whose ids are not those sampled and whose count shows it;
-    `mismatches_silent` have the right count and other ids.
-    """
-    counted = [r for r in rebuilt if r.count_delta is not None]
-    known = [r for r in rebuilt if r.identical is not None]
-    wrong = [r for r in known if not r.identical]
-    caught = sum(1 for r in wrong if r.count_delta)
-    exact = sum(1 for r in counted if r.count_delta == 0)
-    metrics: dict[str, float | int] = {
-        "count_exact_share": exact / len(counted) if counted else 1.0,
-        "prompt_exact_share": (
-            sum(1 for r in counted if r.prompt_delta == 0) / len(counted) if counted else 1.0
-        ),
-        "replies_of_known_ids": len(known),
-    }
-    if known:
-        metrics |= {
-            "identical_share": 1 - len(wrong) / len(known),
-            "mismatches_caught": caught,
-            "mismatches_silent": len(wrong) - caught,
-        }
-    return metrics

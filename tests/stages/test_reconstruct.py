@@ -1,0 +1,175 @@
+"""The reconstruct stage on files."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.desk.params import Params
+from eyas.errors import EyasError
+from eyas.files import read_records, write_jsonl
+from eyas.parquet import read_samples
+from eyas.records import Prompt, Response, Violation
+from eyas.stages.reconstruct import work
+from eyas.tokens.codecs import Codec, ReplyParts, load_codec
+from eyas.tokens.tokenizers import train_tokenizer
+
+RULES = {
+    "max_count_delta": 2,
+    "keep_near": True,
+    "min_accepted_share": 0.8,
+    "repeat_ngram": 8,
+    "repeat_times": 4,
+    "drop_loops": True,
+}
+SAMPLES = Path("data/samples/chat.parquet")
+REJECTS = Path("data/samples/chat.rejects.jsonl")
+Answer = Callable[..., Response]
+
+
+@pytest.fixture
+def codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Codec:
+    """Return the codec of a small target in a working folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    texts = ["what is this and that", "this is the answer, a plain one", "Grüße, 東京"] * 5
+    train_tokenizer(texts, Path("models/target"), vocab_size=400, max_length=512)
+    return load_codec("chatml", Path("models/target"))
+
+
+@pytest.fixture
+def answer(codec: Codec) -> Answer:
+    """Return a maker of honest answers to a prompt."""
+
+    def make(prompt: Prompt, text: str = "this is the answer", **changes: Any) -> Response:
+        ids = codec.reply_ids(ReplyParts(content=text), "stop")
+        honest = Response(
+            id=prompt.id,
+            fingerprint=f"f-{prompt.id}",
+            sample=0,
+            model="tiny",
+            provider="local",
+            generation_id="gen-1",
+            reasoning=None,
+            content=text,
+            tool_calls=(),
+            finish_reason="stop",
+            native_finish_reason="stop",
+            prompt_tokens=len(codec.render_prompt(prompt.messages, ())),
+            completion_tokens=len(ids),
+            cost_usd=0.0,
+            latency_s=0.0,
+            attempts=1,
+            source="local",
+            sampling={"temperature": 0.5},
+            usage={},
+            true_ids=tuple(ids),
+        )
+        return replace(honest, **changes)
+
+    return make
+
+
+def prompts(*messages: Any) -> list[Prompt]:
+    return [
+        Prompt(
+            id=f"p{number}",
+            dataset="chat",
+            upstream_id=str(number),
+            messages=tuple(turns),
+            tools=(),
+            prompt_tokens=0,
+            partition="short",
+            licence="MIT",
+        )
+        for number, turns in enumerate(messages)
+    ]
+
+
+def params(kind: str = "prompts") -> Params:
+    return Params(
+        {
+            "select": "chat",
+            "target": {"codec": "chatml"},
+            "validate": RULES,
+            "datasets": {"chat": {"kind": kind}},
+        }
+    )
+
+
+ASKED = {"role": "user", "content": "what is this"}
+SAID = {"role": "assistant", "content": "a plain one"}
+
+
+def test_answers_become_samples_and_rejects_that_add_up(answer: Answer) -> None:
+    asked = prompts(*[[ASKED]] * 5)
+    off = answer(asked[1]).completion_tokens
+    answers = [
+        answer(asked[0]),
+        answer(asked[1], completion_tokens=off + 5, true_ids=(7, 8)),
+        answer(asked[2], completion_tokens=off + 1, true_ids=None),
+        answer(asked[3], finish_reason="error"),
+        answer(asked[4], true_ids=(3,) * off),
+    ]
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked)
+    write_jsonl(Path("data/responses/chat.jsonl"), answers)
+    report = work(params())
+    m = report.metrics
+    assert [s.id for s in read_samples(SAMPLES)] == ["p0-0", "p2-0", "p4-0"]
+    assert [(v.id, v.rule) for v in read_records(REJECTS, Violation)] == [
+        ("p1", "count_mismatch"),
+        ("p3", "finish_reason"),
+    ]
+    assert (m["rows_in"], m["rows_out"], m["near"]) == (5, 3, 1)
+    assert (m["rejects_count_mismatch"], m["rejects_finish_reason"]) == (1, 1)
+    assert (m["billed_tokens"], m["rebuilt_tokens"]) == (4 * off + 6, 4 * off)
+    assert m["billing_difference_share"] == round(6 / (4 * off + 6), 6)
+    assert (m["count_exact_share"], m["offset_mode_tokens_local"]) == (0.5, 0)
+    assert (m["identical_share"], m["kept_identical_share"]) == (0.333333, 0.5)
+    assert (m["mismatches_caught"], m["silent_mismatches"]) == (1, 1)
+    assert m["flagged_true_ids_differ"] == 1
+    assert "5 in: 3 samples, 2 rejected, 50.00% match the bill, 33.33% identical" in report.summary
+
+
+def test_a_second_run_writes_the_same_bytes(answer: Answer) -> None:
+    asked = prompts([ASKED], [ASKED, SAID, ASKED])
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked)
+    answers = [answer(p, text) for p, text in zip(asked, ("Grüße", "東京"), strict=True)]
+    write_jsonl(Path("data/responses/chat.jsonl"), answers)
+    digests = []
+    for _ in range(2):
+        work(params())
+        digests.append([hashlib.sha256(p.read_bytes()).hexdigest() for p in (SAMPLES, REJECTS)])
+    assert digests[0] == digests[1]
+
+
+def test_trajectories_need_no_response_and_claim_no_bill(codec: Codec) -> None:
+    write_jsonl(Path("data/prompts/chat.jsonl"), prompts([ASKED, SAID, ASKED, SAID], [ASKED]))
+    report = work(params("trajectories"))
+    (sample,) = read_samples(SAMPLES)
+    assert len(sample.spans) == 2
+    assert report.metrics == {"rows_in": 2, "rows_out": 1, "near": 0, "rejects_no_reply": 1}
+    assert report.summary == "2 in: 1 samples, 1 rejected"
+
+
+@pytest.mark.parametrize(
+    ("strangers", "words"),
+    [(False, r"chat\.jsonl: expected at least one response"), (True, "answers prompt p9")],
+)
+def test_responses_that_do_not_fit_the_prompts_are_an_error(
+    answer: Answer, strangers: bool, words: str
+) -> None:
+    asked = prompts([ASKED])
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked)
+    answers = [answer(asked[0], id="p9")] if strangers else []
+    write_jsonl(Path("data/responses/chat.jsonl"), answers)
+    with pytest.raises(EyasError, match=words + r"(.|\n)*hint: run `dvc repro generate@chat`"):
+        work(params())
+    assert not SAMPLES.exists()
+
+
+def test_a_missing_file_names_the_stage_that_makes_it(codec: Codec) -> None:
+    with pytest.raises(EyasError, match=r"no such file(.|\n)*dvc repro prepare@chat"):
+        work(params())

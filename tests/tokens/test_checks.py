@@ -1,0 +1,128 @@
+"""The structural rules, each by a sample that breaks it alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.records import Sample
+from eyas.settings import Validate
+from eyas.tokens.checks import CHECKS, Context, loop_period, violations_of
+from eyas.tokens.codecs import ReplyParts
+from eyas.tokens.codecs.chatml import ChatML
+
+MakeSample = Callable[..., Sample]
+
+
+@pytest.fixture
+def context(codec: ChatML, rules: Validate) -> Context:
+    return Context(codec=codec, rules=rules)
+
+
+def saying(codec: ChatML, make_sample: MakeSample, text: str, **changes: Any) -> Sample:
+    ids = codec.reply_ids(ReplyParts(content=text), "stop")
+    spans = ((1, 1 + len(ids)),)
+    return make_sample(input_ids=(1, *ids), spans=spans, **changes)
+
+
+def rules_broken(sample: Sample, context: Context) -> list[str]:
+    return [v.rule for v in violations_of(sample, context)]
+
+
+def test_a_sound_sample_breaks_no_rule(
+    codec: ChatML, context: Context, make_sample: MakeSample
+) -> None:
+    assert rules_broken(saying(codec, make_sample, "It is 144."), context) == []
+    two = make_sample(input_ids=(1, 40, 2, 198, 1, 41, 2), spans=((1, 3), (5, 7)))
+    assert rules_broken(two, context) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"input_ids": (1, 40, 41, 600, 43, 2)}, "ids_in_range"),
+        ({"input_ids": (1, 40, 41, -1, 43, 2)}, "ids_in_range"),
+        ({"input_ids": (), "spans": ()}, "ids_in_range"),
+        ({"spans": ()}, "spans"),
+        ({"spans": ((0, 3),)}, "spans"),
+        ({"spans": ((3, 3),)}, "spans"),
+        ({"spans": ((3, 7),)}, "spans"),
+        ({"spans": ((4, 6), (1, 3))}, "spans"),
+        ({"spans": ((1, 4), (3, 6))}, "spans"),
+        ({"spans": ((3, 5),)}, "ends_with_stop"),
+        ({"spans": ((1, 3), (3, 5)), "flags": ("truncated",)}, "ends_with_stop"),
+        ({"input_ids": (1, 40, 41, 1, 43, 2)}, "no_special_inside"),
+        ({"input_ids": (1, 40, 41, 2, 43, 2)}, "no_special_inside"),
+    ],
+)
+def test_a_rule_is_broken_alone(
+    context: Context, make_sample: MakeSample, changes: dict[str, Any], rule: str
+) -> None:
+    assert rules_broken(make_sample(**changes), context)[:1] == [rule]
+
+
+def test_a_cut_reply_needs_no_stop_id(context: Context, make_sample: MakeSample) -> None:
+    cut = make_sample(input_ids=(1, 40, 41, 42, 43), spans=((3, 5),), flags=("truncated",))
+    assert rules_broken(cut, context) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "shown"),
+    [
+        ("lost � here", "no_replacement_character", "U+FFFD in 'lost � here'"),
+        ("so <|im_end|> it is", "no_leaked_marker", "'<|im_end|>' as text"),
+        ("<think> no", "no_leaked_marker", "'<think>' as text"),
+        ("the dog the dog the dog the dog", "no_repetition_loop", "a period of"),
+    ],
+)
+def test_a_faulty_text_is_found_and_shown(
+    codec: ChatML, context: Context, make_sample: MakeSample, text: str, rule: str, shown: str
+) -> None:
+    (violation,) = violations_of(saying(codec, make_sample, text), context)
+    assert (violation.rule, violation.severity) == (rule, "reject")
+    assert shown in violation.detail
+
+
+def test_a_loop_is_a_flag_where_loops_are_kept(
+    codec: ChatML, rules: Validate, make_sample: MakeSample
+) -> None:
+    context = Context(codec=codec, rules=replace(rules, drop_loops=False))
+    looping = saying(codec, make_sample, "the dog the dog the dog the dog")
+    assert [v.severity for v in violations_of(looping, context)] == ["flag"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "period"),
+    [
+        ((1, 2, 1, 2, 1, 2), 2),
+        ((1, 2, 3, 1, 2, 3), 3),
+        ((9, 9, 9, 7, 7, 7), 0),
+        ((7, 7, 7, 7, 7), 0),
+        ((5, 7, 7, 7, 7, 7, 7), 1),
+        ((), 0),
+    ],
+)
+def test_a_loop_fills_the_window(ids: tuple[int, ...], period: int) -> None:
+    assert loop_period(ids, 3, 2) == period
+
+
+@given(
+    head=st.lists(st.integers(0, 5)),
+    unit=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    times=st.integers(2, 4),
+)
+def test_every_loop_is_found_whatever_stands_before_it(
+    head: list[int], unit: list[int], times: int
+) -> None:
+    ids = (head + unit * 4 * times)[: len(head) + 4 * times + 4]
+    period = loop_period(ids, 4, times)
+    assert 1 <= period <= len(unit)
+    window = ids[-4 * times :]
+    assert all(window[i] == window[i - period] for i in range(period, len(window)))
+
+
+def test_every_rule_tells_what_it_is_about() -> None:
+    assert all(check.__name__.startswith("check_") and check.__doc__ for check in CHECKS)

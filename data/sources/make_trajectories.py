@@ -1,7 +1,7 @@
 """Make trajectories.jsonl: conversations whose assistant turns the target itself sampled.
 
 Reads: models/target. Writes: data/sources/trajectories.jsonl.
-Run: python data/sources/make_trajectories.py (about two minutes on one core; same seed, same file).
+Run: python data/sources/make_trajectories.py (four CPU-minutes; same seed, same file).
 The user turns are written here, before anything was sampled. A conversation is kept only if each of
 its replies ended by itself, so every reply is whole; of several tries the first that ends is taken.
 """

@@ -1,5 +1,6 @@
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,15 @@ TARGET = {
 }
 
 
-def make(target=TARGET, *, layers=(1, 2, 4), **changes) -> DrafterConfig:
-    nulls = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "intermediate_size"))
-    shape = Drafter(**{"family": "eagle3", "draft_vocab_size": 50, **nulls, **changes})
+def make(target=TARGET, *, layers=(1, 2, 4), **changes: Any) -> DrafterConfig:
+    nulls = Drafter(
+        family="eagle3",
+        draft_vocab_size=50,
+        num_attention_heads=None,
+        num_key_value_heads=None,
+        intermediate_size=None,
+    )
+    shape = dataclasses.replace(nulls, **changes)
     return make_config(shape, target, aux_layers=layers, target_name="t", target_revision="r")
 
 

@@ -11,6 +11,10 @@ from transformers.models.llama.modeling_llama import (
 from eyas.drafter.layers import apply_rotary, gated_mlp, rms_norm, rotary_tables
 
 
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
 @pytest.fixture
 def llama() -> LlamaConfig:
     return LlamaConfig(
@@ -23,7 +27,7 @@ def llama() -> LlamaConfig:
 
 
 def test_rms_norm_equals_llamas() -> None:
-    x, weight = torch.randn(5, 32), torch.randn(32)
+    x, weight = noise(5, 32), noise(32)
     theirs = LlamaRMSNorm(32, eps=1e-5)
     theirs.weight.data.copy_(weight)
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), theirs(x))
@@ -36,7 +40,7 @@ def test_rms_norm_takes_the_mean_square_of_half_precision_in_float32() -> None:
 
 def test_rotary_equals_llamas(llama: LlamaConfig) -> None:
     positions = torch.tensor([0, 1, 7, 2000])
-    q, k = torch.randn(1, 4, 4, 8), torch.randn(1, 4, 4, 8)
+    q, k = noise(1, 4, 4, 8), noise(1, 4, 4, 8)
     cos, sin = LlamaRotaryEmbedding(llama)(q, positions[None])
     want, _ = apply_rotary_pos_emb(q, k, cos, sin)
     tables = rotary_tables(positions, head_dim=8, theta=100_000.0)
@@ -44,6 +48,6 @@ def test_rotary_equals_llamas(llama: LlamaConfig) -> None:
 
 
 def test_gated_mlp_equals_llamas(llama: LlamaConfig) -> None:
-    theirs, x = LlamaMLP(llama), torch.randn(3, 32)
+    theirs, x = LlamaMLP(llama), noise(3, 32)
     ours = gated_mlp(x, theirs.gate_proj.weight, theirs.up_proj.weight, theirs.down_proj.weight)
     torch.testing.assert_close(ours, theirs(x))

@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Return the cosine and sine tables of RoPE in float32, each [*positions.shape, K]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)
-    frequencies = theta ** (-exponents / head_dim)
+    frequencies = 1.0 / theta ** (exponents / head_dim)
     angles = positions[..., None].float() * frequencies
     angles = torch.cat([angles, angles], dim=-1)
     return angles.cos(), angles.sin()

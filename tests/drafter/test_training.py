@@ -1,0 +1,183 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
+from eyas.drafter.model import Drafter, random_start
+from eyas.drafter.packing import Packer
+from eyas.drafter.training import Corpus, Progress, Saving, plan_run, rate_at, train
+from eyas.errors import EyasError
+from eyas.settings import Train
+
+SETTINGS = Train(
+    start="random",
+    ridge_strength=0.01,
+    norm_scale=1.0,
+    lr=1e-3,
+    tokens_per_step=16,
+    epochs=3,
+    ttt_steps=2,
+    ttt_decay=0.8,
+    warmup_ratio=0.1,
+    clip_norm=1.0,
+    weight_decay=0.01,
+    seed=0,
+)
+
+
+class KilledError(Exception):
+    pass
+
+
+def no_word(progress: Progress) -> None:
+    pass
+
+
+def make_corpus(tiny) -> Corpus:
+    packer = Packer(tiny.documents, tiny.favourites, tiny.drafter.t2d)
+    return Corpus(
+        train=packer,
+        val=packer,
+        embed_VD=tiny.embed_VD,
+        head_ND=tiny.draft_head(),
+        aux_scale_LD=torch.full((3, 16), 4.0),
+    )
+
+
+def make_drafter(tiny) -> Drafter:
+    drafter = Drafter(tiny.config, tiny.drafter.t2d)
+    random_start(drafter, seed=1)
+    return drafter.double()
+
+
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(tiny, tmp_path: Path) -> None:
+    whole = make_drafter(tiny)
+    saving = Saving(path=tmp_path / "whole" / "c.safetensors", every_s=0.0)
+    whole_curve = train(whole, make_corpus(tiny), SETTINGS, saving, on_step=no_word)
+
+    saving = Saving(path=tmp_path / "killed" / "c.safetensors", every_s=0.0)
+
+    def kill(progress: Progress) -> None:
+        if progress.step in (2, 5):
+            raise KilledError
+
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            train(make_drafter(tiny), make_corpus(tiny), SETTINGS, saving, on_step=kill)
+        torch.rand(7)  # whatever runs between must not matter
+    resumed = make_drafter(tiny)
+    steps: list[int] = []
+    curve = train(
+        resumed, make_corpus(tiny), SETTINGS, saving, on_step=lambda p: steps.append(p.step)
+    )
+    assert steps[0] == 6
+    assert curve == whole_curve
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], tensor), name
+
+
+def test_a_kill_between_checkpoints_repeats_the_steps_after_the_last(tiny, tmp_path: Path) -> None:
+    saving = Saving(path=tmp_path / "c.safetensors", every_s=1e9)
+
+    def kill(progress: Progress) -> None:
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        train(make_drafter(tiny), make_corpus(tiny), SETTINGS, saving, on_step=kill)
+    assert not saving.path.exists()
+
+
+def test_the_curve_tells_validation_before_the_first_step_and_after_each_epoch(
+    tiny, tmp_path: Path
+) -> None:
+    saving = Saving(path=tmp_path / "c.safetensors", every_s=1e9)
+    curve = train(make_drafter(tiny), make_corpus(tiny), SETTINGS, saving, on_step=no_word)
+    plan = plan_run([14, 9, 7], SETTINGS)
+    ends = [sum(1 for e, _ in plan if e <= epoch) for epoch in range(4)]
+    assert [row["step"] for row in curve if row["split"] == "val"] == ends
+    assert [row["step"] for row in curve if row["split"] == "train"] == list(
+        range(1, len(plan) + 1)
+    )
+
+
+def test_a_few_documents_are_learnt_by_heart(tiny, tmp_path: Path) -> None:
+    settings = dataclasses.replace(
+        SETTINGS, lr=1e-2, epochs=60, weight_decay=0.0, tokens_per_step=100
+    )
+    saving = Saving(path=tmp_path / "c.safetensors", every_s=1e9)
+    curve = train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
+    checks = [row for row in curve if row["split"] == "val"]
+    assert (
+        checks[-1]["simulated_acceptance_length"] > checks[0]["simulated_acceptance_length"] + 0.3
+    )
+    assert checks[-1]["loss_step1"] < 0.5 * checks[0]["loss_step1"]
+
+
+def test_training_units_leave_no_trace(tiny, tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, lr=0.0, weight_decay=0.0, epochs=1)
+    drafter, saving = make_drafter(tiny), Saving(path=tmp_path / "c.safetensors", every_s=1e9)
+    train(drafter, make_corpus(tiny), settings, saving, on_step=no_word)
+    for name, tensor in make_drafter(tiny).state_dict().items():
+        assert torch.equal(drafter.state_dict()[name], tensor), name
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(
+    tiny, tmp_path: Path
+) -> None:
+    saving = Saving(path=tmp_path / "c.safetensors", every_s=0.0)
+    corpus = make_corpus(tiny)
+
+    def spoil(progress: Progress) -> None:
+        corpus.head_ND[0] = torch.nan
+
+    with pytest.raises(EyasError, match=r"step 2 of 7: expected a finite loss.*\n.*lower train.lr"):
+        train(make_drafter(tiny), corpus, SETTINGS, saving, on_step=spoil)
+    steps: list[int] = []
+    train(
+        make_drafter(tiny),
+        make_corpus(tiny),
+        SETTINGS,
+        saving,
+        on_step=lambda p: steps.append(p.step),
+    )
+    assert steps[0] == 2
+
+
+def test_nothing_supervised_is_told() -> None:
+    with pytest.raises(EyasError, match="supervised tokens, got none"):
+        plan_run([], SETTINGS)
+
+
+def test_the_rate_warms_up_then_falls_as_a_half_cosine() -> None:
+    rates = [rate_at(step, 40, 0.1) for step in range(40)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[22] == pytest.approx(0.5)
+    assert 0.0 < rates[39] < 0.01
+    assert rate_at(0, 10, 0.0) == 1.0
+
+
+def test_saved_weights_read_back_and_foreign_ones_are_refused(tiny, tmp_path: Path) -> None:
+    path = tmp_path / "drafter.safetensors"
+    save_drafter(path, make_drafter(tiny))
+    other = Drafter(tiny.config, tiny.drafter.t2d).double()
+    load_drafter(path, other)
+    assert torch.equal(other.fc.weight, make_drafter(tiny).fc.weight)
+    single = Drafter(tiny.config, tiny.drafter.t2d)
+    with pytest.raises(EyasError, match=r"drafter\.safetensors: 'fc\.weight' expected .*float32"):
+        load_drafter(path, single)
+    path.write_bytes(b"not a tensor")
+    with pytest.raises(EyasError, match="not a readable safetensors file"):
+        load_drafter(path, other)
+
+
+def test_the_digest_changes_with_settings_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
+    file.write_text("a")
+    first = digest_of({"lr": 1.0}, {"manifest": file})
+    assert first == digest_of({"lr": 1.0}, {"manifest": file})
+    assert first != digest_of({"lr": 2.0}, {"manifest": file})
+    file.write_text("b")
+    assert first != digest_of({"lr": 1.0}, {"manifest": file})

@@ -1,0 +1,230 @@
+import dataclasses
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eyas.desk.params import Params
+from eyas.drafter.config import load_config
+from eyas.drafter.packing import predictions
+from eyas.errors import EyasError
+from eyas.files import read_json, read_jsonl, write_json
+from eyas.parquet import write_samples
+from eyas.records import Sample
+from eyas.stages import extract, train
+
+RUNTIME = {
+    "tracking": "off",
+    "threads": 1,
+    "store": "var/states",
+    "concurrency": {},
+    "connection": {
+        "url": None,
+        "api_key_env": None,
+        "timeout_s": 1.0,
+        "attempts": 1,
+        "slots": 1,
+    },
+    "train": {"checkpoint_every_s": 0.0, "log_every_steps": 1},
+}
+NUM_TRAIN = 6
+
+
+def params(*, drafter: dict[str, Any] | None = None, **changes: Any) -> Params:
+    shape = {"family": "eagle3", "draft_vocab_size": 40, "num_attention_heads": None}
+    shape |= {"num_key_value_heads": None, "intermediate_size": None, **(drafter or {})}
+    settings = {"start": "ridge", "ridge_strength": 0.01, "norm_scale": 0.7, "lr": 1e-3}
+    settings |= {"tokens_per_step": 40, "epochs": 2, "ttt_steps": 2, "ttt_decay": 0.8}
+    settings |= {"warmup_ratio": 0.1, "clip_norm": 0.5, "weight_decay": 0.0, "seed": 0}
+    return Params({"drafter": shape, "train": settings | changes, "runtime": RUNTIME})
+
+
+def sample(number: int, **changes: Any) -> Sample:
+    generator = torch.Generator().manual_seed(number)
+    length = 20 + number
+    made = Sample(
+        id=f"s{number}",
+        dataset="chat",
+        input_ids=tuple(torch.randint(0, 60, (length,), generator=generator).tolist()),
+        spans=((5, 9), (12, length)),
+        temperature=0.7,
+        provider="local",
+        flags=(),
+        completion_tokens_billed=None,
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def write_mixture(samples: list[Sample]) -> None:
+    write_samples(Path("data/mixture/train.parquet"), samples[:NUM_TRAIN])
+    write_samples(Path("data/mixture/val.parquet"), samples[NUM_TRAIN:])
+
+
+@pytest.fixture
+def home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand in a folder with a random target, a mixture of 6 + 2 samples and their states."""
+    monkeypatch.chdir(tmp_path)
+    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,))
+    monkeypatch.setattr(train, "load_codec", lambda name, folder: codec)
+    target = tmp_path / "models/target"
+    target.mkdir(parents=True)
+    for path in llama_folder.iterdir():
+        (target / path.name).symlink_to(path)
+    about = {"name": "random", "codec": "chatml", "revision": "r0", "source": {}}
+    write_json(target / "eyas_target.json", about)
+    flags = {2: {"flags": ("truncated",)}, 3: {"spans": ()}}
+    write_mixture([sample(n, **flags.get(n, {})) for n in range(NUM_TRAIN + 2)])
+    states = {"backend": "transformers", "layers": None, "codec": "bf16"}
+    states |= {"shard_tokens": 100, "batch_tokens": 100}
+    extract.work(Params({"extract": states, "runtime": RUNTIME}))
+    return tmp_path
+
+
+def outs() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path("models/drafter").iterdir()}
+
+
+def test_the_stage_writes_a_whole_drafter_and_its_numbers(home: Path) -> None:
+    report = train.work(params())
+    assert set(outs()) == {
+        "config.json",
+        "curves.jsonl",
+        "drafter.safetensors",
+        "start.safetensors",
+        "training.json",
+    }
+    config = load_config(home / "models/drafter/config.json")
+    assert (config.aux_layers, config.target_name, config.target_revision) == (
+        (1, 3, 4),
+        "random",
+        "r0",
+    )
+    start = load_file(home / "models/drafter/start.safetensors")
+    end = load_file(home / "models/drafter/drafter.safetensors")
+    assert set(start) == set(end)
+    assert torch.equal(start["t2d"], end["t2d"])
+    assert bool(start["t2d"][[0, 1, 2, 95, 96]].all()), "stop and special ids are forced"
+    assert not torch.equal(start["fc.weight"], end["fc.weight"])
+    facts = read_json(home / "models/drafter/training.json")
+    assert facts["documents"] == NUM_TRAIN - 1, "the sample without a reply is left out"
+    assert report.metrics["steps"] == len([r for r in read_curve() if r["split"] == "train"])
+    assert report.metrics["train_cpu_s"] > 0
+    assert "with the bonus token" in report.summary
+    assert ("val_accuracy_step1", 0) in {(name, at) for name, at, _ in report.curves}
+    assert not list((home / "var/checkpoints").iterdir()), "a finished run leaves no checkpoint"
+
+
+def read_curve() -> list[dict[str, Any]]:
+    return list(read_jsonl(Path("models/drafter/curves.jsonl")))
+
+
+def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_files(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    train.work(params())
+    whole = outs()
+    kill_at(monkeypatch, step=3)
+    with pytest.raises(KeyboardInterrupt):
+        train.work(params())
+    monkeypatch.undo()
+    monkeypatch.chdir(home)
+    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,))
+    monkeypatch.setattr(train, "load_codec", lambda name, folder: codec)
+    with caplog.at_level(logging.INFO, logger="eyas"):
+        report = train.work(params())
+    assert "going on from" in caplog.text
+    assert "(resumed)" in report.summary
+    assert outs() == whole
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
+    true_train = train.train
+
+    def dying(*arguments: Any, on_step: Any) -> Any:
+        def watch(progress: Any) -> None:
+            if progress.step == step:
+                raise KeyboardInterrupt
+
+        return true_train(*arguments, on_step=watch)
+
+    monkeypatch.setattr(train, "train", dying)
+
+
+def test_other_settings_do_not_go_on_from_the_checkpoint(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        kill_at(patch, step=2)
+        with pytest.raises(KeyboardInterrupt):
+            train.work(params())
+    with caplog.at_level(logging.INFO, logger="eyas"):
+        train.work(params(lr=2e-3))
+    assert "going on from" not in caplog.text
+
+
+def test_a_random_start_is_trained_too(home: Path) -> None:
+    assert train.work(params(start="random", epochs=1)).metrics["steps"] > 0
+
+
+def test_a_truncated_answer_carries_no_loss_on_its_last_two_tokens(home: Path) -> None:
+    whole, cut = sample(2), sample(2, flags=("truncated",))
+    last = [int(predictions(train._replies(s))[-1]) for s in (whole, cut)]
+    assert last == [len(whole.input_ids) - 2, len(whole.input_ids) - 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"start": "warm"}, "train.start: expected ridge | random, got 'warm'"),
+        ({"drafter": {"family": "medusa"}}, "drafter.family: expected eagle3"),
+        ({"drafter": {"draft_vocab_size": 98}}, "to 97 (the target's vocabulary), got 98"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(home: Path, change: dict, message: str) -> None:
+    with pytest.raises(EyasError) as caught:
+        train.work(params(**change))
+    assert message in str(caught.value)
+
+
+def test_states_of_another_target_are_refused(home: Path) -> None:
+    about = read_json(Path("models/target/eyas_target.json"))
+    write_json(Path("models/target/eyas_target.json"), about | {"revision": "r1"})
+    with pytest.raises(EyasError, match="target revision: expected r1, got r0"):
+        train.work(params())
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("layers", [2, 3, 4], "first aux layer: expected 1, got 2"),
+        ("final", "pre_norm", "final state: expected post_norm, got pre_norm"),
+    ],
+)
+def test_states_of_another_kind_are_refused(
+    home: Path, key: str, value: object, message: str
+) -> None:
+    manifest = read_json(train.MANIFEST)
+    manifest["meta"][key] = value
+    write_json(train.MANIFEST, manifest)
+    with pytest.raises(EyasError, match=message):
+        train.work(params())
+
+
+def test_a_sample_without_states_and_one_with_other_tokens_are_named(home: Path) -> None:
+    samples = [sample(n) for n in range(NUM_TRAIN + 2)]
+    write_mixture([dataclasses.replace(samples[0], id="new"), *samples[1:]])
+    with pytest.raises(EyasError, match="no states for sample new"):
+        train.work(params())
+    write_mixture([dataclasses.replace(samples[1], id="s0"), *samples[1:]])
+    with pytest.raises(EyasError, match="sample s0 has other tokens than the mixture"):
+        train.work(params())
+
+
+def test_a_mixture_without_replies_is_told(home: Path) -> None:
+    write_mixture([sample(n, spans=()) for n in range(NUM_TRAIN + 2)])
+    with pytest.raises(EyasError, match="got none"):
+        train.work(params())

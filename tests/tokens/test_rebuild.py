@@ -279,7 +279,7 @@ def test_real_replies_that_pass_the_bill_have_the_sampled_ids(
     codec = load_chatml(TARGET)
     if codec.vocab_size != 49152:
         pytest.skip("models/target is not SmolLM2")
-    rows = [json.loads(line) for line in (ANCHOR / "train.jsonl").open("rb")]
+    rows = [json.loads(line) for line in (ANCHOR / "train.jsonl").read_bytes().splitlines()]
     prompt = make_prompt()
     rebuilt = []
     for row in rows:

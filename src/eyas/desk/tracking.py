@@ -5,23 +5,25 @@ Source: https://mlflow.org/docs/latest/ml/tracking ; the lock is there because s
 that start on a fresh database would each run its migrations.
 """
 
-import hashlib
+import json
 import logging
 import os
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from eyas.desk.params import PARAMS_FILE, Params
+from eyas.desk.digests import State, input_digests, read_state
+from eyas.desk.params import Params
+from eyas.desk.results import headlines, read_results
 from eyas.desk.stage import Report
 
 FOLDER = Path("var")
 EXPERIMENT = "eyas"
-KEY_TAG, STAGE_TAG = "pipeline.key", "pipeline.stage"
-_BATCH = 1000  # metrics a call, MLflow's limit
-_HEADLINES = ("acceptance_length", "cost_usd", "lossless_share", "wall_clock_ratio")
+KEY_TAG, STAGE_TAG = "pipeline.key", "stage"
+_QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+_METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # MLflow's limits
+_LONGEST_VALUE = 500
 _LOCK_TIMEOUT_S = 120
 log = logging.getLogger("eyas")
 
@@ -30,121 +32,157 @@ def record(title: str, params: Params, report: Report, *, started_s: float) -> N
     """Record a finished stage; what goes wrong is a warning that says what to do."""
     try:
         _record(title, params, report, started_s)
-    except Exception as error:  # the boundary: tracking must not fail a stage that has its result
+    except Exception as error:  # the boundary: a stage that has its result must not fail here
+        log.debug("%s: tracking failed", title, exc_info=True)
+        words = str(error).strip().splitlines() or ["no message"]
         log.warning(
-            "%s: not tracked in MLflow (%s: %s)\n  hint: set runtime.tracking=off, or move %s away",
+            "%s: done, but not recorded in MLflow (%s: %s)\n"
+            "  hint: move %s away, a new one is made; or set runtime.tracking=off in conf/",
             title,
             type(error).__name__,
-            str(error).splitlines()[0] if str(error) else "",
+            words[0],
             FOLDER / "mlflow.db",
         )
 
 
-def pipeline_key() -> tuple[str, dict[str, str]]:
-    """Return what names a state of the pipeline (commit and parameters), and its tags."""
-    commit = _git("rev-parse", "HEAD") or "nogit"
-    text = PARAMS_FILE.read_bytes() if PARAMS_FILE.is_file() else b""
-    digest = hashlib.md5(text, usedforsecurity=False).hexdigest()
-    dirty = bool(_git("status", "--porcelain", "--untracked-files=no"))
-    key = f"{commit[:12]}-{digest[:8]}"
-    return key, {KEY_TAG: key, "git.commit": commit, "git.dirty": str(dirty).lower()}
-
-
 def _record(title: str, params: Params, report: Report, started_s: float) -> None:
-    client, experiment = _client()
-    key, tags = pipeline_key()
-    parent = _parent(client, experiment, key, tags, started_s)
-    stage = title.partition("@")[0]
-    for old in _find(client, experiment, f"tags.`{KEY_TAG}` = '{key}/{title}'"):
-        client.delete_run(old.info.run_id)
+    client, experiment = _open()
+    state = read_state(params.tree())
+    start_ms = int(started_s * 1000)
+    parent = _parent(client, experiment, state, params.tree(), start_ms)
+    stage, key = title.partition("@")[0], f"{state.key}/{title}"
+    source = {"mlflow.source.name": f"eyas.stages.{stage}", "mlflow.source.type": "LOCAL"}
     run = client.create_run(
         experiment,
-        start_time=int(started_s * 1000),
+        start_time=start_ms,
         run_name=title,
-        tags=tags | {KEY_TAG: f"{key}/{title}", STAGE_TAG: stage, "mlflow.parentRunId": parent},
-    )
-    _log(client, run.info.run_id, params, report)
-    client.set_terminated(run.info.run_id)
-    _log_headlines(client, parent, title, report.metrics)
+        tags=_tags(state, key, title) | source | {"mlflow.parentRunId": parent},
+    ).info.run_id
+    try:
+        _log(client, run, params, report)
+        _log_inputs(client, run, title, report)
+    except Exception:
+        client.set_terminated(run, "FAILED")
+        raise
+    client.set_terminated(run)
+    for old in _find(client, experiment, key):
+        if old != run:
+            client.delete_run(old)
+    _log_headlines(client, parent, title, params, report)
     client.set_terminated(parent)
 
 
-def _log(client: Any, run_id: str, params: Params, report: Report) -> None:
-    from mlflow.entities import Metric, Param
+def _tags(state: State, key: str, stage: str) -> dict[str, str]:
+    return {
+        KEY_TAG: key,
+        STAGE_TAG: stage,
+        "git.commit": state.commit,
+        "git.dirty": str(state.dirty).lower(),
+        "params.md5": state.digest,
+        "mlflow.source.git.commit": state.commit,
+    }
 
+
+def _log(client: Any, run: str, params: Params, report: Report) -> None:
+    from mlflow.entities import Metric
+
+    read = [leaf for path in sorted(params.sections) for leaf in flatten(path, params.value(path))]
+    _log_params(client, run, read)
     now = int(time.time() * 1000)
-    values = [Metric(name, float(value), now, 0) for name, value in report.metrics.items()]
-    values += [Metric(name, float(value), now, step) for name, step, value in report.curves]
-    read = [
-        Param(key, str(value)[:500])
-        for path in sorted(params.sections)
-        for key, value in flatten(path, params.value(path))
-    ]
-    client.log_batch(run_id, params=read[:100])
-    for begin in range(0, len(values), _BATCH):
-        client.log_batch(run_id, metrics=values[begin : begin + _BATCH])
-    if inputs := [_input(path) for path in report.inputs if path.is_file()]:
-        client.log_inputs(run_id, inputs)
+    drawn = {name for name, _, _ in report.curves}
+    values = [Metric(name, float(value), now, step) for name, step, value in report.curves]
+    values += [Metric(n, float(v), now, 0) for n, v in report.metrics.items() if n not in drawn]
+    for begin in range(0, len(values), _METRICS_A_CALL):
+        client.log_batch(run, metrics=values[begin : begin + _METRICS_A_CALL])
     for path in report.artifacts:
-        client.log_artifact(run_id, str(path))
+        client.log_artifact(run, str(path))
+
+
+def _log_params(client: Any, run: str, leaves: list[tuple[str, Any]]) -> None:
+    from mlflow.entities import Param
+
+    entries = [Param(name, str(value)[:_LONGEST_VALUE]) for name, value in leaves]
+    for begin in range(0, len(entries), _PARAMS_A_CALL):
+        client.log_batch(run, params=entries[begin : begin + _PARAMS_A_CALL])
 
 
 def flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield dotted keys and leaf values."""
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
-            yield from flatten(f"{path}.{key}", item)
+            yield from flatten(f"{path}.{key}" if path else key, item)
     else:
         yield path, value
 
 
-def _input(path: Path) -> Any:
-    """Return a data-set input whose digest is DVC's own: the md5 of the file."""
-    from mlflow.data.http_dataset_source import HTTPDatasetSource
-    from mlflow.data.meta_dataset import MetaDataset
-    from mlflow.entities import DatasetInput, InputTag
+def _log_inputs(client: Any, run: str, title: str, report: Report) -> None:
+    """Link the data that the stage read, by DVC's digest and without reading large files."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    digest = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
-    data = MetaDataset(HTTPDatasetSource(path.as_posix()), name=path.as_posix(), digest=digest)
-    return DatasetInput(data._to_mlflow_entity(), [InputTag("mlflow.data.context", "input")])
+    tags = [InputTag("mlflow.data.context", title.partition("@")[0])]
+    inputs = [
+        DatasetInput(Dataset(path, digest, "local", json.dumps({"uri": path})), tags)
+        for path, digest in input_digests(title, report.inputs).items()
+    ]
+    if inputs:
+        client.log_inputs(run, inputs)
 
 
-def _log_headlines(client: Any, parent: str, title: str, metrics: Mapping[str, Any]) -> None:
-    """Put the numbers people sort by onto the parent, so that the run table shows them."""
-    dataset = title.partition("@")[2]
-    for name, value in metrics.items():
-        if name.startswith(_HEADLINES):
-            client.log_metric(parent, f"{name}_{dataset}" if dataset else name, float(value))
+def _log_headlines(client: Any, parent: str, title: str, params: Params, report: Report) -> None:
+    """Put the figures people sort by onto the parent, so that the run table shows them."""
+    from mlflow.entities import Metric
+
+    stage, _, dataset = title.partition("@")
+    figures = {}
+    if stage == "generate" and "cost_usd" in report.metrics:
+        figures[f"data_cost_usd_{dataset}"] = float(report.metrics["cost_usd"])
+    sources = params.tree().get("merge", {}).get("sources", ())
+    if any(Path("metrics").glob("*.json")):
+        figures |= headlines(read_results(Path(), sources), stage)
+    now = int(time.time() * 1000)
+    client.log_batch(parent, metrics=[Metric(n, v, now, 0) for n, v in figures.items()])
 
 
 def _parent(
-    client: Any, experiment: str, key: str, tags: Mapping[str, str], started_s: float
+    client: Any, experiment: str, state: State, tree: Mapping[str, Any], start_ms: int
 ) -> str:
+    """Return the run of this state of the pipeline; made by the first stage that ends in it."""
     with _lock():
-        found = _find(client, experiment, f"tags.`{KEY_TAG}` = '{key}'")
-        if found:
-            return found[0].info.run_id
+        if found := _find(client, experiment, state.key):
+            return found[0]
+        trial = os.environ.get("DVC_EXP_NAME", "")
+        target = tree.get("target", {}).get("name", "pipeline")
+        dirty = " (with uncommitted changes)" if state.dirty else ""
+        note = (
+            f"One state of the pipeline: commit `{state.commit[:12]}`{dirty}, parameters "
+            f"`{state.digest[:8]}`. Its stages are the runs below it."
+        )
         run = client.create_run(
             experiment,
-            start_time=int(started_s * 1000),
-            run_name=f"pipeline {key}",
-            tags=dict(tags) | {STAGE_TAG: "pipeline"},
-        )
-        return run.info.run_id
+            start_time=start_ms,
+            run_name=" ".join(filter(None, (target, state.commit[:7], state.digest[:8], trial))),
+            tags=_tags(state, state.key, "pipeline")
+            | {"mlflow.note.content": note, "mlflow.source.name": "dvc repro"}
+            | ({"dvc.experiment": trial} if trial else {}),
+        ).info.run_id
+        leaves = flatten("", {k: v for k, v in tree.items() if k not in ("select", "runtime")})
+        _log_params(client, run, list(leaves))
+        return run
 
 
-def _find(client: Any, experiment: str, condition: str) -> list[Any]:
-    return list(client.search_runs([experiment], condition, max_results=10))
+def _find(client: Any, experiment: str, key: str) -> list[str]:
+    runs = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'", max_results=100)
+    return [run.info.run_id for run in runs]
 
 
-def _client() -> tuple[Any, str]:
-    """Return a client and the experiment's id; made once, under a lock."""
-    os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+def _open() -> tuple[Any, str]:
+    """Return a client and the experiment's id; database and experiment are made under the lock."""
+    os.environ.update(_QUIET)
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     with _lock():
-        from mlflow import MlflowClient
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
         client = MlflowClient(f"sqlite:///{FOLDER / 'mlflow.db'}")
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
@@ -158,9 +196,3 @@ def _lock() -> Any:
 
     FOLDER.mkdir(exist_ok=True)
     return FileLock(FOLDER / "mlflow.lock", timeout=_LOCK_TIMEOUT_S)
-
-
-def _git(*arguments: str) -> str:
-    """Return what git prints, or nothing where there is no repository."""
-    result = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-    return result.stdout.strip() if result.returncode == 0 else ""

@@ -3,6 +3,7 @@ import dataclasses
 import torch
 
 from eyas.drafter.attention import build_blocks
+from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter, build_layout, random_start
 
 
@@ -65,3 +66,23 @@ def test_a_long_document_is_cut_into_blocks_of_rows_that_cover_it() -> None:
     blocks = build_blocks(torch.arange(600), (600,))
     assert [b.rows.stop - b.rows.start for b in blocks] == [256, 256, 88]
     assert [b.keys.stop for b in blocks] == [256, 512, 600]
+
+
+def test_training_and_decoding_run_the_same_network(tiny) -> None:
+    aux_TLD, embed_VD = tiny.documents.documents[0].aux_TLD.float(), tiny.embed_VD.float()
+    drafter = tiny.drafter.float()
+    runner = DraftRunner(drafter.state_dict(), tiny.config, embed_VD)
+    path = [5, 6]  # goes on with what is drafted: so both read the same tokens at every step
+    with torch.no_grad():
+        while len(path) < len(aux_TLD):
+            path.append(int(runner.draft_everywhere(path, aux_TLD, 1)[-1, 0]))
+        drafted = runner.draft_everywhere(path, aux_TLD, 3)
+        rows = torch.arange(len(path) - 1)
+        layout = build_layout(rows + 1, (len(path),), 3)
+        outputs = drafter.unroll(embed_VD[torch.tensor(path)], aux_TLD, layout, 3)
+    used = drafter.t2d.nonzero().flatten()
+    assert len(set(path)) > 5, "a path of one token would show little"
+    for step, out in enumerate(outputs):
+        known = len(rows) - step
+        want = used[drafter.logits(out).argmax(-1)]
+        assert torch.equal(drafted[:known, step], want[:known]), step

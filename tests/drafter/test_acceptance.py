@@ -94,9 +94,9 @@ def test_drafted_ids_are_those_of_plain_decoding_and_the_replay_verifies_as_ofte
             return lookup.propose(path[:committed], num_drafts)
         return chains_TJ[committed - 2].tolist()
 
-    assert ac.replay(path, len(prompt), chain, num_drafts).gains == drafted.gains
-    assert sum(drafted.gains) == MAX_NEW - 1
-    assert drafted.forward_passes == 1 + len(drafted.gains)
+    assert ac.replay(path, len(prompt), chain, num_drafts) == drafted.verified
+    assert sum(drafted.verified.gains) == MAX_NEW - 1
+    assert drafted.forward_passes == 1 + len(drafted.verified.gains)
 
 
 @pytest.mark.parametrize(("right", "gain"), [(0, 1), (1, 2), (3, 4)])
@@ -114,7 +114,7 @@ def test_drafts_that_are_right_are_gained_with_the_bonus_token(
         target, oracle, PROMPTS[0], num_drafts=3, max_new_tokens=MAX_NEW, stop_ids=()
     )
     assert drafted.ids == plain.ids
-    assert set(drafted.gains[:-1]) == {gain}
+    assert set(drafted.verified.gains[:-1]) == {gain}
 
 
 def test_cached_proposals_equal_those_computed_for_the_whole_path(
@@ -172,15 +172,24 @@ def test_the_replay_of_the_worked_example() -> None:
     path = [9, 1, 2, 3, 4]  # prompt 9, reply a b c d
     right = {2: [2, 0], 3: [3, 0], 4: [0, 0]}
     result = ac.replay(path, 1, lambda committed: right[committed], 2)
-    assert result == ac.Replayed(gains=(2, 1), accepted=(1, 0), offered=(2, 1))
+    assert result == ac.Verified(gains=(2, 1), accepted=(1, 0), judged=(2, 1))
     assert ac.tau_of([result.gains]) == 1.5
     assert ac.acceptance_by_position([result], 2) == [0.5, 0.0]
 
 
 def test_drafts_past_the_end_of_a_reply_do_not_count_against_it() -> None:
     result = ac.replay([9, 1, 2], 1, lambda _: [2, 7, 7], 3)
-    assert result == ac.Replayed(gains=(1,), accepted=(1,), offered=(1,))
+    assert result == ac.Verified(gains=(1,), accepted=(1,), judged=(1,))
     assert ac.acceptance_by_position([result], 3) == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("other", "place"), [([1, 2, 3], None), ([1, 9, 3], 1), ([1, 2], 2), ([1, 2, 3, 4], 3)]
+)
+def test_a_reply_decoded_with_loss_is_told_with_its_place(
+    other: list[int], place: int | None
+) -> None:
+    assert ac.first_difference([1, 2, 3], other) == place
 
 
 def test_the_interval_holds_tau_and_closes_on_equal_prompts() -> None:

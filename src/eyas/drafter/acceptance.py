@@ -73,14 +73,23 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """The verifications of one reply, in order."""
+
+    gains: tuple[int, ...]  # accepted drafts + bonus token
+    accepted: tuple[int, ...]  # drafts that are the reply's tokens
+    judged: tuple[int, ...]  # drafts up to the first refused one, those past the end left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decoded:
-    """One reply: its ids, what each verification gained, and the aux states along its path."""
+    """One reply, and from plain decoding the logits' leads and the aux states along its path."""
 
     ids: tuple[int, ...]
-    gains: tuple[int, ...]  # per verification: accepted drafts + bonus token
     wall_s: float
     forward_passes: int
-    min_gap: float = float("inf")  # smallest lead of the best logit over the second
+    verified: Verified = Verified(gains=(), accepted=(), judged=())
+    gaps: tuple[float, ...] = ()  # per token: lead of the best logit over the second
     aux_TLD: Tensor | None = None
 
 
@@ -92,18 +101,17 @@ def decode_plain(
     started = time.perf_counter()
     target.start()
     logits_TV, aux_TLD = target.forward(prompt, last_only=True)
-    states, ids, gap = [aux_TLD], [int(logits_TV[-1].argmax())], _gap(logits_TV[-1])
+    states, ids, gaps = [aux_TLD], [int(logits_TV[-1].argmax())], [_gap(logits_TV[-1])]
     while len(ids) < max_new_tokens and ids[-1] not in stop_ids:
         logits_TV, aux_TLD = target.forward(ids[-1:])
         states.append(aux_TLD)
         ids.append(int(logits_TV[-1].argmax()))
-        gap = min(gap, _gap(logits_TV[-1]))
+        gaps.append(_gap(logits_TV[-1]))
     return Decoded(
         ids=tuple(ids),
-        gains=(1,) * (len(ids) - 1),
         wall_s=time.perf_counter() - started,
         forward_passes=len(states),
-        min_gap=gap,
+        gaps=tuple(gaps),
         aux_TLD=torch.cat(states),
     )
 
@@ -124,22 +132,22 @@ def decode_drafted(
     logits_TV, aux_TLD = target.forward(prompt, last_only=True)
     path = [*prompt, int(logits_TV[-1].argmax())]
     end = len(prompt) + max_new_tokens
-    gains: list[int] = []
+    verdicts: list[tuple[int, int, int]] = []
     while len(path) < end and path[-1] not in stop_ids:
         drafts = propose(path, aux_TLD, num_drafts)
         logits_TV, aux_TLD = target.forward([path[-1], *drafts])
         choices = logits_TV.argmax(-1).tolist()
-        accepted = matching(drafts, choices)
-        new = _until_stop(choices[: accepted + 1], stop_ids)[: end - len(path)]
+        gained = choices[: _matching(drafts, choices) + 1]
+        new = _until_stop(gained, stop_ids)[: end - len(path)]
         aux_TLD = aux_TLD[: len(new)]
         path += new
-        gains.append(len(new))
+        verdicts.append(_judge(drafts, new))
         target.drop(1 + len(drafts) - len(new))
     return Decoded(
         ids=tuple(path[len(prompt) :]),
-        gains=tuple(gains),
         wall_s=time.perf_counter() - started,
-        forward_passes=1 + len(gains),
+        forward_passes=1 + len(verdicts),
+        verified=_verified(verdicts),
     )
 
 
@@ -164,18 +172,9 @@ def looking_up(lookup: Lookup) -> Propose:
     return lambda path, _aux, num_drafts: lookup.propose(path, num_drafts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
-    """The verifications along one path."""
-
-    gains: tuple[int, ...]
-    accepted: tuple[int, ...]  # drafts equal to the path's tokens
-    offered: tuple[int, ...]  # drafts that lie inside the path
-
-
 def replay(
     path: Sequence[int], reply_start: int, chains: Callable[[int], Sequence[int]], num_drafts: int
-) -> Replayed:
+) -> Verified:
     """Return the verifications along a known path.
 
     `chains(n)` is the chain drafted once path[:n] is committed. Worked example: a path whose reply
@@ -183,27 +182,39 @@ def replay(
     gains `b` and the bonus `c`, the second gains `d` alone: gains 2, 1, tau 1.5.
     """
     committed = reply_start + 1
-    gains: list[int] = []
-    accepted: list[int] = []
-    offered: list[int] = []
+    verdicts: list[tuple[int, int, int]] = []
     while committed < len(path):
-        rest = path[committed:]
         drafts = list(chains(committed))[:num_drafts]
-        accepted.append(matching(drafts, rest))
-        offered.append(min(len(drafts), len(rest)))
-        gains.append(min(accepted[-1] + 1, len(rest)))
-        committed += gains[-1]
-    return Replayed(gains=tuple(gains), accepted=tuple(accepted), offered=tuple(offered))
+        verdicts.append(_judge(drafts, path[committed:]))
+        committed += verdicts[-1][0]
+    return _verified(verdicts)
 
 
-def matching(drafts: Sequence[int], choices: Sequence[int]) -> int:
+def _judge(drafts: Sequence[int], rest: Sequence[int]) -> tuple[int, int, int]:
+    """Return gain, accepted and judged drafts of a chain before the rest of the reply."""
+    accepted = _matching(drafts, rest)
+    return (
+        min(accepted + 1, len(rest)),
+        accepted,
+        min(len(drafts), len(rest), accepted + 1),
+    )
+
+
+def _verified(verdicts: Sequence[tuple[int, int, int]]) -> Verified:
+    gains, accepted, judged = zip(*verdicts, strict=True) if verdicts else ((), (), ())
+    return Verified(gains=gains, accepted=accepted, judged=judged)
+
+
+def _matching(drafts: Sequence[int], choices: Sequence[int]) -> int:
     """Return how many drafts equal the target's choices before the first that does not."""
-    count = 0
-    for draft, choice in zip(drafts, choices, strict=False):
-        if draft != choice:
-            break
-        count += 1
-    return count
+    same = [draft == choice for draft, choice in zip(drafts, choices, strict=False)]
+    return next((i for i, equal in enumerate(same) if not equal), len(same))
+
+
+def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
+    """Return the first place where two replies differ, in tokens; None if they are equal."""
+    place = _matching(ids, other)
+    return None if place == len(ids) == len(other) else place
 
 
 def tau_of(gains: Sequence[Sequence[int]]) -> float:
@@ -219,33 +230,32 @@ def interval_of(gains: Sequence[Sequence[int]], seed: int = 0) -> tuple[float, f
     return taus[int(0.025 * BOOTSTRAP_ROUNDS)], taus[int(0.975 * BOOTSTRAP_ROUNDS)]
 
 
-def acceptance_by_position(replays: Sequence[Replayed], num_drafts: int) -> list[float]:
+def acceptance_by_position(replies: Sequence[Verified], num_drafts: int) -> list[float]:
     """Return for draft k the share accepted where 1..k-1 were; drafts past the end are left out."""
-    pairs = [pair for r in replays for pair in zip(r.accepted, r.offered, strict=True)]
+    pairs = [pair for r in replies for pair in zip(r.accepted, r.judged, strict=True)]
     shares = []
     for k in range(1, num_drafts + 1):
-        reached = [accepted for accepted, offered in pairs if accepted >= k - 1 and offered >= k]
+        reached = [accepted for accepted, judged in pairs if judged >= k]
         shares.append(sum(a >= k for a in reached) / len(reached) if reached else 0.0)
     return shares
 
 
 def figures_of(
-    replays: Sequence[tuple[Sequence[int], Replayed]], num_drafts: int
+    replies: Sequence[tuple[Sequence[int], Verified]], num_drafts: int
 ) -> dict[str, Any]:
     """Return the table's figures over prompts, given as (reply, its verifications)."""
-    gains = [r.gains for _, r in replays]
-    calm = [r.gains for reply, r in replays if not ends_in_loop(reply)]
+    gains = [r.gains for _, r in replies]
+    calm = [r.gains for ids, r in replies if not ends_in_loop(ids)]
     low, high = interval_of(gains)
     return {
-        "method": "replay",
         "draft_steps": num_drafts,
         "tau": tau_of(gains),
         "tau_low": low,
         "tau_high": high,
         "tau_without_loops": tau_of(calm),
-        "acceptance_by_position": acceptance_by_position([r for _, r in replays], num_drafts),
-        "prompts": len(replays),
-        "prompts_in_loops": len(replays) - len(calm),
+        "acceptance_by_position": acceptance_by_position([r for _, r in replies], num_drafts),
+        "prompts": len(replies),
+        "prompts_in_loops": len(replies) - len(calm),
         "verifications": sum(len(g) for g in gains),
         "tokens": sum(sum(g) for g in gains),
     }

@@ -132,6 +132,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise EyasError(f"{path}: not a readable safetensors file ({error})", hint=_HINT) from None
 
 
+def served_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors as servers get them: weights in bfloat16, maps as they are."""
+    return {
+        name: tensor.to(torch.bfloat16).contiguous() if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def write_export(
     folder: Path, tensors: Mapping[str, Tensor], config: DrafterConfig, card: str
 ) -> None:
@@ -140,10 +148,7 @@ def write_export(
     Raises: EyasError if anything is not as servers expect it.
     """
     check_tensors(tensors, config, "drafter")
-    served = {
-        name: tensor.to(torch.bfloat16).contiguous() if tensor.is_floating_point() else tensor
-        for name, tensor in tensors.items()
-    }
+    served = served_tensors(tensors)
     metadata = {
         "format": "pt",
         "target": config.target_name,

@@ -11,7 +11,7 @@ drafter at the headline K must verify exactly as often as its real loop did.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,14 @@ from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter import acceptance as ac
 from eyas.drafter.config import DrafterConfig, load_config
-from eyas.drafter.export import WEIGHTS, check_tensors, expected_shapes, read_tensors
+from eyas.drafter.export import (
+    WEIGHTS,
+    check_tensors,
+    expected_shapes,
+    read_tensors,
+    served_tensors,
+    serving_config,
+)
 from eyas.drafter.inference import DraftRunner, Lookup
 from eyas.errors import EyasError
 from eyas.files import read_json, read_records, write_json
@@ -63,6 +70,11 @@ class HeldOut:
         """Prompt and reply."""
         return [*self.prompt, *self.plain.ids]
 
+    @property
+    def lost_at(self) -> int | None:
+        """The first token of the reply that drafting changed; None if it is lossless."""
+        return ac.first_difference(self.plain.ids, self.drafted.ids)
+
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
 def main(config: DictConfig) -> None:
@@ -76,7 +88,7 @@ def work(params: Params) -> Report:
     runtime = params.knob("runtime", Runtime)
     torch.set_num_threads(runtime.threads or torch.get_num_threads())
     config = load_config(DRAFTER / "config.json")
-    check_target(config)
+    check_belonging(config)
     codec = load_codec(params.section("target.codec", str), TARGET)
     prompts = read_prompts(params.section("merge.sources", tuple[str, ...]), settings)
     rendered = [(p, codec.render_prompt(p.messages, p.tools)) for p in prompts]
@@ -89,27 +101,30 @@ def work(params: Params) -> Report:
     paths = decode_all(
         ac.Target(model, config.aux_layers), runners["trained"], rendered, settings, codec.stop_ids
     )
-    rows = table(paths, runners, settings)
-    real = real_row(paths, settings)
-    check_replay(paths, rows, settings)
+    rows, replays = table(paths, runners, settings)
     result = {
         "convention": CONVENTION,
         "headline_steps": settings.headline_steps,
-        "rows": [*real, *rows],
+        "rows": rows,
         "wall_clock": wall_clock(paths),
-        "prompts": [describe(path) for path in paths],
+        "prompts": [describe(path, r) for path, r in zip(paths, replays, strict=True)],
     }
+    warn_of(result["prompts"])
     write_json(OUT, result)
     return report_of(result, settings)
 
 
-def check_target(config: DrafterConfig) -> None:
-    """Refuse a drafter that was made for another target."""
+def check_belonging(config: DrafterConfig) -> None:
+    """Refuse a drafter that was made for another target, and an export of another drafter."""
     revision = read_json(TARGET / SIDECAR, hint="run `dvc repro target`")["revision"]
     if revision != config.target_revision:
         raise EyasError(
             f"{DRAFTER}: made for target revision {config.target_revision}, {TARGET} is {revision}",
             hint="run `dvc repro`",
+        )
+    if read_json(EXPORT / "config.json", hint="run `dvc repro export`") != serving_config(config):
+        raise EyasError(
+            f"{EXPORT}/config.json: not that of {DRAFTER}", hint="run `dvc repro -f -s export`"
         )
 
 
@@ -135,6 +150,7 @@ def drafters_of(config: DrafterConfig) -> dict[str, dict[str, torch.Tensor]]:
     check_tensors(trained, config, str(EXPORT / WEIGHTS))
     start = read_tensors(DRAFTER / "start.safetensors")
     check_tensors(start, config, str(DRAFTER / "start.safetensors"))
+    start = served_tensors(start)
     generator = torch.Generator().manual_seed(0)
     random = {
         name: torch.randn(shape, generator=generator) * 0.02
@@ -187,22 +203,25 @@ def decode_all(
 @torch.inference_mode()
 def table(
     paths: Sequence[HeldOut], runners: Mapping[str, DraftRunner], settings: Evaluate
-) -> list[dict[str, Any]]:
-    """Return the replayed rows: every drafter, K and data set."""
-    steps = sorted({*settings.draft_steps, settings.headline_steps})
-    rows: list[dict[str, Any]] = []
+) -> tuple[list[dict[str, Any]], list[ac.Verified]]:
+    """Return the rows, real and replayed, and the trained drafter's replay at the headline K."""
+    headline = settings.headline_steps
+    steps = sorted({*settings.draft_steps, headline})
+    rows = rows_of(("trained", "real", headline), paths, [p.drafted.verified for p in paths])
+    for row in rows:
+        row["lossless_prompts"] = sum(
+            p.lost_at is None for p in paths if row["dataset"] in (ALL, p.dataset)
+        )
+    replays = {}
     for name in (*runners, "lookup"):
         chains = [chains_of(name, path, runners, settings, max(steps)) for path in paths]
-        for num_drafts in steps if name == "trained" else [settings.headline_steps]:
-            replays = [
+        for num_drafts in steps if name == "trained" else [headline]:
+            replays[name, num_drafts] = [
                 ac.replay(path.ids, len(path.prompt), chain, num_drafts)
                 for path, chain in zip(paths, chains, strict=True)
             ]
-            rows += [
-                {"drafter": name, "dataset": dataset, **row}
-                for dataset, row in by_dataset(paths, replays, num_drafts)
-            ]
-    return rows
+            rows += rows_of((name, "replay", num_drafts), paths, replays[name, num_drafts])
+    return rows, replays["trained", headline]
 
 
 def chains_of(
@@ -224,54 +243,21 @@ def chains_of(
     return lambda committed: drafts_TJ[committed - 2].tolist()
 
 
-def by_dataset(
-    paths: Sequence[HeldOut], replays: Sequence[ac.Replayed], num_drafts: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the figures of all prompts, then of each data set's."""
-    for dataset in (ALL, *dict.fromkeys(path.dataset for path in paths)):
-        chosen = [
-            (path.plain.ids, r)
-            for path, r in zip(paths, replays, strict=True)
-            if dataset in (ALL, path.dataset)
-        ]
-        yield dataset, ac.figures_of(chosen, num_drafts)
-
-
-def real_row(paths: Sequence[HeldOut], settings: Evaluate) -> list[dict[str, Any]]:
-    """Return the rows of the real loop at the headline K, with losslessness prompt by prompt."""
+def rows_of(
+    about: tuple[str, str, int], paths: Sequence[HeldOut], verified: Sequence[ac.Verified]
+) -> list[dict[str, Any]]:
+    """Return a row for all prompts and one a data set; `about` is drafter, method and K."""
+    drafter, method, num_drafts = about
     rows = []
     for dataset in (ALL, *dict.fromkeys(path.dataset for path in paths)):
-        chosen = [path for path in paths if dataset in (ALL, path.dataset)]
-        gains = [path.drafted.gains for path in chosen]
-        rows.append(
-            {
-                "drafter": "trained",
-                "dataset": dataset,
-                "method": "real",
-                "draft_steps": settings.headline_steps,
-                "tau": ac.tau_of(gains),
-                "prompts": len(chosen),
-                "lossless_prompts": sum(p.plain.ids == p.drafted.ids for p in chosen),
-                "verifications": sum(len(g) for g in gains),
-                "tokens": sum(sum(g) for g in gains),
-            }
-        )
+        chosen = [
+            (path.plain.ids, v)
+            for path, v in zip(paths, verified, strict=True)
+            if dataset in (ALL, path.dataset)
+        ]
+        row = {"drafter": drafter, "dataset": dataset, "method": method}
+        rows.append(row | ac.figures_of(chosen, num_drafts))
     return rows
-
-
-def check_replay(
-    paths: Sequence[HeldOut], rows: Sequence[Mapping[str, Any]], settings: Evaluate
-) -> None:
-    """Tell where replay and real loop differ; only a prompt decoded with loss can explain it."""
-    real = sum(len(path.drafted.gains) for path in paths)
-    replayed = next(
-        row["verifications"]
-        for row in rows
-        if (row["drafter"], row["dataset"], row["draft_steps"])
-        == ("trained", ALL, settings.headline_steps)
-    )
-    if real != replayed:
-        log.warning("evaluate: %d verifications in the real loop, %d in replay", real, replayed)
 
 
 def wall_clock(paths: Sequence[HeldOut]) -> dict[str, float | int]:
@@ -289,18 +275,37 @@ def wall_clock(paths: Sequence[HeldOut]) -> dict[str, float | int]:
     }
 
 
-def describe(path: HeldOut) -> dict[str, Any]:
-    """Return one prompt's line of the table."""
+def describe(path: HeldOut, replayed: ac.Verified) -> dict[str, Any]:
+    """Return one prompt's line: where its ids left plain decoding, and how near a tie was there."""
+    lost_at, gaps = path.lost_at, path.plain.gaps
     return {
         "id": path.prompt_id,
         "dataset": path.dataset,
         "prompt_tokens": len(path.prompt),
         "reply_tokens": len(path.plain.ids),
-        "lossless": path.plain.ids == path.drafted.ids,
-        "smallest_logit_gap": round(path.plain.min_gap, 6),
+        "lossless": lost_at is None,
+        "lost_at_token": lost_at,
+        "logit_gap_there": None if lost_at is None else gaps[min(lost_at, len(gaps) - 1)],
+        "smallest_logit_gap": min(gaps),
         "ends_in_loop": ac.ends_in_loop(path.plain.ids),
-        "verifications": len(path.drafted.gains),
+        "verifications": len(path.drafted.verified.gains),
+        "replay_equal": path.drafted.verified == replayed,
     }
+
+
+def warn_of(prompts: Sequence[Mapping[str, Any]]) -> None:
+    """Tell of prompts decoded with loss, and of those that the replay verifies otherwise.
+
+    Either comes from rounding where two logits are nearly equal, or from an error in the code.
+    """
+    for prompt in prompts:
+        if not prompt["lossless"]:
+            log.warning(
+                "evaluate: %s prompt %s: drafted ids leave plain ones at token %d (logit gap %.2g)",
+                *(prompt[key] for key in ("dataset", "id", "lost_at_token", "logit_gap_there")),
+            )
+        elif not prompt["replay_equal"]:
+            log.warning("evaluate: %(dataset)s prompt %(id)s: replay differs", prompt)
 
 
 def report_of(result: Mapping[str, Any], settings: Evaluate) -> Report:
@@ -315,6 +320,7 @@ def report_of(result: Mapping[str, Any], settings: Evaluate) -> Report:
     metrics |= {
         "prompts": len(prompts),
         "lossless_share": sum(p["lossless"] for p in prompts) / len(prompts),
+        "replay_equal_share": sum(p["replay_equal"] for p in prompts) / len(prompts),
         "wall_clock_ratio": clock["ratio"],
         "forward_passes_saved_share": round(saved, 4),
     }

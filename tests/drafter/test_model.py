@@ -72,7 +72,7 @@ def test_training_and_decoding_run_the_same_network(tiny) -> None:
     aux_TLD, embed_VD = tiny.documents.documents[0].aux_TLD.float(), tiny.embed_VD.float()
     drafter = tiny.drafter.float()
     runner = DraftRunner(drafter.state_dict(), tiny.config, embed_VD)
-    path = [5, 6]  # goes on with what is drafted: so both read the same tokens at every step
+    path = [5, 6]  # goes on with what is drafted, so that both read the same tokens at step 1
     with torch.no_grad():
         while len(path) < len(aux_TLD):
             path.append(int(runner.draft_everywhere(path, aux_TLD, 1)[-1, 0]))
@@ -82,7 +82,11 @@ def test_training_and_decoding_run_the_same_network(tiny) -> None:
         outputs = drafter.unroll(embed_VD[torch.tensor(path)], aux_TLD, layout, 3)
     used = drafter.t2d.nonzero().flatten()
     assert len(set(path)) > 5, "a path of one token would show little"
+    agree = torch.ones(len(rows), dtype=torch.bool)  # training reads the text, decoding its drafts
     for step, out in enumerate(outputs):
-        known = len(rows) - step
+        agree[len(rows) - step :] = False
         want = used[drafter.logits(out).argmax(-1)]
-        assert torch.equal(drafted[:known, step], want[:known]), step
+        assert torch.equal(drafted[agree, step], want[agree]), step
+        assert int(agree.sum()) > 1, step
+        following = torch.tensor([*path[2 + step :], *[-1] * (1 + step)])
+        agree &= drafted[:, step] == following

@@ -13,6 +13,7 @@ import yaml
 
 from eyas.desk.params import Params, compose
 from eyas.desk.stage import Report
+from eyas.desk.summary import print_summary
 from eyas.files import read_json, write_json
 
 ROOT = Path.cwd()
@@ -110,3 +111,12 @@ def test_the_decoding_was_lossless_and_a_drafter_stands_in_the_table(ran: Ran) -
 def test_the_page_shows_every_data_set(ran: Ran) -> None:
     page = (ran.folder / "reports/index.html").read_text(encoding="utf-8")
     assert all(name in page for name in ("chat", "code", "trajectories"))
+
+
+def test_the_summary_names_every_data_set_and_what_to_do_next(
+    ran: Ran, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_summary(ran.folder)
+    text = capsys.readouterr().out
+    assert all(word in text for word in ("chat", "code", "trajectories", "lossless", "make ui"))
+    assert max(len(line) for line in text.splitlines()) <= 100

@@ -173,26 +173,35 @@ def _data_figures(results: Results, root: Path) -> str:
 
 def _training_figures(root: Path) -> str:
     rows = list(read_jsonl(root / "models/drafter/curves.jsonl"))
-    parts = {s: [r for r in rows if r["split"] == s] for s in ("train", "val")}
-    parts = {split: smoothed(part) for split, part in parts.items() if part}
+    parts = {s: smoothed([r for r in rows if r["split"] == s]) for s in ("train", "val")}
+    parts = {split: part for split, part in parts.items() if part}
     xs = {split: [float(r["step"]) for r in part] for split, part in parts.items()}
-    keys = sorted(
-        {k for part in parts.values() for r in part for k in r if k.startswith("accuracy")}
-    )
-    loss = {split: [r["loss"] for r in part] for split, part in parts.items()}
-    shown = "val" if "val" in parts else "train"
-    accuracy = {k: [r[k] for r in parts[shown]] for k in keys}
-    return _figure(
-        plots.lines(xs, loss, "optimiser step", "loss"),
-        "Loss, summed over training-time-test steps.",
-    ) + _figure(
-        plots.lines(dict.fromkeys(keys, xs[shown]), accuracy, "optimiser step", "accuracy"),
-        "Accuracy on the validation split, for each training-time-test step.",
+    loss = {split: [r["loss_step1"] for r in part] for split, part in parts.items()}
+    length = {
+        split: [r["simulated_acceptance_length"] for r in part] for split, part in parts.items()
+    }
+    last = list(parts)[-1]
+    keys = [k for k in parts[last][0] if k.startswith("accuracy_")]
+    accuracy = {k.removeprefix("accuracy_"): [r[k] for r in parts[last]] for k in keys}
+    shared = dict.fromkeys(accuracy, xs[last])
+    step = "optimiser step"
+    return (
+        _figure(plots.lines(xs, loss, step, "loss"), "Loss of the first draft, a supervised row.")
+        + _figure(
+            plots.lines(xs, length, step, "length"),
+            "Simulated acceptance length, tokens teacher-forced, bonus token counted.",
+        )
+        + _figure(
+            plots.lines(shared, accuracy, step, "accuracy"),
+            "Accuracy on the validation split at each training-time-test step.",
+        )
     )
 
 
 def smoothed(rows: Sequence[dict[str, float]], points: int = 60) -> list[dict[str, float]]:
     """Return at most `points` rows, each the mean of a run of neighbours."""
+    if not rows:
+        return []
     size = -(-len(rows) // points)
     groups = [rows[i : i + size] for i in range(0, len(rows), size)]
     numeric = [k for k, v in rows[0].items() if isinstance(v, int | float)]

@@ -4,6 +4,7 @@ Reads: models/drafter. Writes: models/export (config.json, model.safetensors, RE
 Run: python -m eyas.stages.export. Source: eyas.drafter.export.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import hydra
@@ -24,9 +25,10 @@ Trained by eyas on replies of the target itself: {documents} documents, {tokens:
 | what | value |
 |---|---|
 | target | {target}, revision `{revision}` |
+| data sets | {datasets} |
 | aux layers (outputs, the first is 1) | {layers} |
 | draft vocabulary | {draft_vocab} of {vocab} ids |
-| simulated acceptance length, validation split, K = {ttt_steps}, with bonus | {tau:.3f} |
+| simulated acceptance length, {split} split, K = {ttt_steps}, with bonus | {tau:.3f} |
 
 Serve it with SGLang:
 
@@ -40,7 +42,9 @@ or with vLLM:
       '{{"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": 3}}'
 
 Embeddings are the target's and are not in this folder. Acceptance length by real draft-verify
-decoding on held-out prompts stands in `data/evaluation.json` of the repository that made this.
+decoding on held-out prompts stands in `data/evaluation.json` of the repository that made this:
+tokens gained a verification, the bonus token counted, the token of the prefill not. SGLang's
+`spec_accept_length` counts that one too, and so is a little higher.
 """
 
 
@@ -54,7 +58,8 @@ def work(params: Params) -> Report:
     """Check, write, read back."""
     config = load_config(DRAFTER / "config.json")
     tensors = read_tensors(DRAFTER / "drafter.safetensors")
-    write_export(OUT, tensors, config, card_of(config))
+    sources = params.section("merge.sources", tuple[str, ...])
+    write_export(OUT, tensors, config, card_of(config, sources))
     parameters = sum(t.numel() for t in tensors.values() if t.is_floating_point())
     size_bytes = (OUT / WEIGHTS).stat().st_size
     return Report(
@@ -65,19 +70,23 @@ def work(params: Params) -> Report:
     )
 
 
-def card_of(config: DrafterConfig) -> str:
+def card_of(config: DrafterConfig, sources: Sequence[str]) -> str:
     """Return the model card."""
     facts = read_json(DRAFTER / "training.json", hint="run `dvc repro train`")
+    length = "simulated_acceptance_length"
+    split = "val" if f"val_{length}" in facts else "train"  # a small mixture may have no val
     return CARD.format(
         target=config.target_name,
         revision=config.target_revision,
+        datasets=", ".join(sources),
         documents=facts["documents"],
         tokens=facts["tokens"],
         layers=list(config.aux_layers),
         draft_vocab=config.draft_vocab_size,
         vocab=config.vocab_size,
         ttt_steps=facts["ttt_steps"],
-        tau=facts["val_simulated_acceptance_length"],
+        split={"val": "validation", "train": "training"}[split],
+        tau=facts[f"{split}_{length}"],
     )
 
 

@@ -1,0 +1,79 @@
+"""A folder in which a drafter of the random target stands, ready to be exported."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DATASETS = ("chat", "code")
+
+
+@pytest.fixture
+def drafter_home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand where target, drafter, its start and eight held-out prompts lie."""
+    import torch
+    from safetensors.torch import save_file
+
+    from eyas.drafter.config import DrafterConfig, save_config
+    from eyas.drafter.export import expected_shapes
+    from eyas.files import write_json, write_jsonl
+    from eyas.records import Prompt
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    target = tmp_path / "models/target"
+    target.mkdir()
+    for path in llama_folder.iterdir():
+        (target / path.name).symlink_to(path)
+    write_json(target / "eyas_target.json", {"name": "random", "revision": "r0"})
+    config = DrafterConfig(
+        hidden_size=48,
+        target_hidden_size=48,
+        intermediate_size=64,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=97,
+        draft_vocab_size=60,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_position_embeddings=1024,
+        aux_layers=(1, 3, 4),
+        target_name="random",
+        target_revision="r0",
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    drafter = tmp_path / "models/drafter"
+    save_config(drafter / "config.json", config)
+    used = torch.arange(0, 97)[:60] + torch.arange(60) // 2
+    t2d = torch.zeros(97, dtype=torch.bool)
+    t2d[used] = True
+    for seed, name in enumerate(("start", "drafter")):
+        generator = torch.Generator().manual_seed(seed)
+        tensors = {
+            key: torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)
+            for key, shape in expected_shapes(config).items()
+        }
+        maps = {"d2t": used - torch.arange(60), "t2d": t2d}
+        save_file(tensors | maps, drafter / f"{name}.safetensors")
+    facts: dict[str, Any] = {"documents": 6, "tokens": 1234, "ttt_steps": 3}
+    facts["val_simulated_acceptance_length"] = 1.25
+    write_json(drafter / "training.json", facts)
+    for number, dataset in enumerate(DATASETS):
+        rows = [_prompt(Prompt, dataset, 4 * number + n) for n in range(4)]
+        write_jsonl(tmp_path / f"data/heldout/{dataset}.jsonl", rows)
+    return tmp_path
+
+
+def _prompt(record: Any, dataset: str, number: int) -> Any:
+    return record(
+        id=f"id{number}",
+        dataset=dataset,
+        upstream_id=str(number),
+        messages=({"role": "user", "content": "x" * (number + 3)},),
+        tools=(),
+        prompt_tokens=0,
+        partition="short",
+        licence="CC0-1.0",
+    )

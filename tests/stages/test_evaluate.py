@@ -1,0 +1,211 @@
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from eyas.desk.params import Params
+from eyas.drafter import acceptance as ac
+from eyas.drafter.inference import DraftRunner
+from eyas.errors import EyasError
+from eyas.files import read_json, write_json, write_text
+from eyas.stages import evaluate, export
+
+RUNTIME = {
+    "tracking": "off",
+    "threads": 1,
+    "store": "var/states",
+    "concurrency": {},
+    "connection": {
+        "url": None,
+        "api_key_env": None,
+        "timeout_s": 1.0,
+        "attempts": 1,
+        "slots": 1,
+    },
+    "train": {"checkpoint_every_s": 1.0, "log_every_steps": 1},
+}
+SOURCES = ["chat", "code"]
+
+
+def params(**changes: Any) -> Params:
+    settings = {
+        "max_prompts_per_set": 3,
+        "max_new_tokens": 12,
+        "draft_steps": [1, 4],
+        "headline_steps": 2,
+        "lookup_ngram": 3,
+    }
+    tree = {"merge": {"sources": SOURCES}, "target": {"codec": "chatml"}, "runtime": RUNTIME}
+    return Params(tree | {"evaluate": settings | changes})
+
+
+def render(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> list[int]:
+    assert not tools
+    return [len(messages[0]["content"]), 4, 2, 7, 4, 2]
+
+
+@pytest.fixture
+def home(drafter_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand where the drafter is exported; prompts are rendered by their length."""
+    export.work(Params({"merge": {"sources": SOURCES}}))
+    codec = SimpleNamespace(render_prompt=render, stop_ids=(95,))
+    monkeypatch.setattr(evaluate, "load_codec", lambda name, folder: codec)
+    return drafter_home
+
+
+def table(home: Path) -> dict[tuple[str, str, str, int], dict[str, Any]]:
+    rows = read_json(home / "data/evaluation.json")["rows"]
+    keys = ("drafter", "dataset", "method", "draft_steps")
+    return {tuple(row[key] for key in keys): row for row in rows}
+
+
+def test_the_table_has_every_drafter_chain_and_data_set(home: Path) -> None:
+    report = evaluate.work(params())
+    rows = table(home)
+    sets = ("all", *SOURCES)
+    expected = {("trained", s, "real", 2) for s in sets}
+    expected |= {("trained", s, "replay", k) for s in sets for k in (1, 2, 4)}
+    expected |= {(d, s, "replay", 2) for s in sets for d in ("untrained", "random", "lookup")}
+    assert set(rows) == expected
+    assert rows["trained", "all", "real", 2]["prompts"] == 6, "three of each set"
+    for row in rows.values():
+        assert row["tau"] == pytest.approx(row["tokens"] / row["verifications"])
+        assert row["tau_low"] <= row["tau"] <= row["tau_high"]
+        assert len(row["acceptance_by_position"]) == row["draft_steps"]
+    assert report.metrics["acceptance_length_lookup_chat"] == round(
+        rows["lookup", "chat", "replay", 2]["tau"], 4
+    )
+    assert {f"acceptance_length_{d}" for d in ("trained", "untrained", "random")} <= set(
+        report.metrics
+    )
+
+
+def test_the_drafted_replies_are_lossless_and_the_replay_verifies_as_often(home: Path) -> None:
+    report = evaluate.work(params())
+    assert report.metrics["lossless_share"] == report.metrics["replay_equal_share"] == 1.0
+    rows = table(home)
+    real, replayed = rows["trained", "all", "real", 2], rows["trained", "all", "replay", 2]
+    assert real.pop("lossless_prompts") == real["prompts"]
+    assert real | {"method": "replay"} == replayed
+    prompts = read_json(home / "data/evaluation.json")["prompts"]
+    assert [p["verifications"] for p in prompts] and all(p["lossless"] for p in prompts)
+    assert sum(p["verifications"] for p in prompts) == real["verifications"]
+    clock = read_json(home / "data/evaluation.json")["wall_clock"]
+    assert clock["forward_passes_drafted"] == real["verifications"] + real["prompts"]
+    assert clock["forward_passes_plain"] == sum(p["reply_tokens"] for p in prompts)
+    assert "lossless on 100% of 6 prompts" in report.summary
+
+
+def test_a_right_drafter_saves_passes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: dict[int, list[int]] = {}
+    true_plain = ac.decode_plain
+
+    def remember(target: ac.Target, prompt: Sequence[int], **rest: Any) -> ac.Decoded:
+        decoded = true_plain(target, prompt, **rest)
+        plain[prompt[0]] = [*prompt, *decoded.ids, *([0] * 9)]
+        return decoded
+
+    def oracle(_runner: DraftRunner) -> ac.Propose:
+        return lambda path, _aux, k: plain[path[0]][len(path) : len(path) + k]
+
+    monkeypatch.setattr(ac, "decode_plain", remember)
+    monkeypatch.setattr(ac, "drafting", oracle)
+    report = evaluate.work(params())
+    assert report.metrics["lossless_share"] == 1.0
+    assert table(home)["trained", "all", "real", 2]["tau"] > 2.5
+    assert report.metrics["forward_passes_saved_share"] > 0.5
+    assert report.metrics["replay_equal_share"] < 1.0, "the real drafter is no oracle"
+
+
+def test_a_reply_decoded_with_loss_is_told_and_not_hidden(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    true_drafted = ac.decode_drafted
+
+    def lossy(target: ac.Target, *rest: Any, **more: Any) -> ac.Decoded:
+        decoded = true_drafted(target, *rest, **more)
+        wrong = (decoded.ids[0], (decoded.ids[1] + 1) % 97, *decoded.ids[2:])
+        return ac.Decoded(
+            ids=wrong,
+            wall_s=decoded.wall_s,
+            forward_passes=decoded.forward_passes,
+            verified=decoded.verified,
+        )
+
+    monkeypatch.setattr(ac, "decode_drafted", lossy)
+    with caplog.at_level(logging.WARNING, logger="eyas"):
+        report = evaluate.work(params(max_prompts_per_set=1))
+    assert report.metrics["lossless_share"] == 0.0
+    assert "lossless on 0% of 2 prompts" in report.summary
+    assert "drafted ids leave plain ones at token 1 (logit gap" in caplog.text
+    prompt = read_json(home / "data/evaluation.json")["prompts"][0]
+    assert prompt["lost_at_token"] == 1
+    assert prompt["logit_gap_there"] >= prompt["smallest_logit_gap"] > 0
+    assert table(home)["trained", "all", "real", 2]["lossless_prompts"] == 0
+
+
+def test_a_reply_of_one_token_needs_no_verification(home: Path) -> None:
+    report = evaluate.work(params(max_new_tokens=1))
+    row = table(home)["trained", "all", "real", 2]
+    assert (row["verifications"], row["tau"]) == (0, 1.0)
+    assert report.metrics["lossless_share"] == 1.0
+
+
+def other_target(home: Path) -> None:
+    write_json(home / "models/target/eyas_target.json", {"revision": "r1"})
+
+
+def no_export(home: Path) -> None:
+    (home / "models/export/config.json").unlink()
+
+
+def no_weights(home: Path) -> None:
+    (home / "models/export/model.safetensors").unlink()
+
+
+def other_layers(home: Path) -> None:
+    path = home / "models/export/config.json"
+    config = read_json(path)
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [2, 4, 5]
+    write_json(path, config)
+
+
+def renamed_tensor(home: Path) -> None:
+    path = home / "models/export/model.safetensors"
+    tensors = load_file(path)
+    tensors["layers.0.hidden_norm.weight"] = tensors.pop("midlayer.hidden_norm.weight")
+    save_file(tensors, path)
+
+
+def empty_heldout(home: Path) -> None:
+    for name in SOURCES:
+        write_text(home / f"data/heldout/{name}.jsonl", "")
+
+
+def no_heldout(home: Path) -> None:
+    (home / "data/heldout/code.jsonl").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (other_target, "made for target revision r0, models/target is r1"),
+        (no_export, r"models/export/config\.json: no such file"),
+        (no_weights, r"model\.safetensors"),
+        (other_layers, r"models/export/config\.json: not that of models/drafter"),
+        (renamed_tensor, r"unknown tensor 'layers\.0\.hidden_norm\.weight'"),
+        (empty_heldout, "no held-out prompt"),
+        (no_heldout, r"code\.jsonl: no such file"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused_and_named(
+    home: Path, spoil: Any, words: str
+) -> None:
+    spoil(home)
+    with pytest.raises(EyasError, match=words):
+        evaluate.work(params())
+    assert not (home / "data/evaluation.json").exists()

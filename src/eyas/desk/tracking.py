@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ log = logging.getLogger("eyas")
 def record(title: str, params: Params, report: Report, *, started_s: float) -> None:
     """Record a finished stage; what goes wrong is a warning that says what to do."""
     try:
-        _record(title, params, report, started_s)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # MLflow's and SQLAlchemy's own deprecations
+            _record(title, params, report, started_s)
     except Exception as error:  # the boundary: a stage that has its result must not fail here
         log.debug("%s: tracking failed", title, exc_info=True)
         words = str(error).strip().splitlines() or ["no message"]

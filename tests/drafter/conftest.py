@@ -1,14 +1,19 @@
 """A tiny target and documents, made of seeded noise, in float64 where tests compare exactly."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
+from eyas.drafter.export import expected_shapes
+from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, number_replies
+from eyas.drafter.verifier import Target
 from eyas.records import Span
 
 VOCAB, DRAFT_VOCAB, WIDTH = 40, 24, 16
@@ -109,3 +114,57 @@ def tiny(config: DrafterConfig) -> Tiny:
         head_VD=torch.randn(shape, generator=generator, dtype=torch.float64),
         documents=InMemory(documents),
     )
+
+
+@pytest.fixture(scope="session")
+def llama_drafter_config() -> DrafterConfig:
+    """Return the shape of a drafter for the random Llama of tests/conftest.py."""
+    return DrafterConfig(
+        hidden_size=48,
+        target_hidden_size=48,
+        intermediate_size=64,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=97,
+        draft_vocab_size=60,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        max_position_embeddings=1024,
+        aux_layers=(1, 3, 4),
+        target_name="random",
+        target_revision="0",
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+@pytest.fixture(scope="session")
+def llama_drafter(llama_drafter_config: DrafterConfig) -> dict[str, Tensor]:
+    """Return such a drafter's tensors, random, at sizes where all of them matter."""
+    generator = torch.Generator().manual_seed(3)
+    result = {
+        name: torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)
+        for name, shape in expected_shapes(llama_drafter_config).items()
+    }
+    used = torch.randperm(97, generator=generator)[:60].sort().values
+    t2d = torch.zeros(97, dtype=torch.bool)
+    t2d[used] = True
+    return result | {"d2t": used - torch.arange(60), "t2d": t2d}
+
+
+@pytest.fixture
+def runner(
+    llama: Any, llama_drafter_config: DrafterConfig, llama_drafter: dict[str, Tensor]
+) -> DraftRunner:
+    """Return that drafter, ready to propose."""
+    embed_VD = llama.get_input_embeddings().weight.detach()
+    return DraftRunner(llama_drafter, llama_drafter_config, embed_VD)
+
+
+@pytest.fixture
+def verifier(llama: Any, llama_drafter_config: DrafterConfig) -> Iterator[Target]:
+    """Return the random Llama as it verifies drafts."""
+    result = Target(llama, llama_drafter_config.aux_layers)
+    yield result
+    result.close()

@@ -1,67 +1,18 @@
-"""Draft-verify decoding against plain decoding, its replay, and the drafter's training code."""
+"""Draft-verify decoding against plain decoding and its replay."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from eyas.drafter import acceptance as ac
-from eyas.drafter.config import DrafterConfig
-from eyas.drafter.export import expected_shapes
-from eyas.drafter.inference import DraftRunner, Lookup
-from eyas.drafter.model import Drafter, build_layout
+from eyas.drafter.inference import DraftRunner
+from eyas.drafter.lookup import Lookup
+from eyas.drafter.verifier import Target
 
 PROMPTS = ([5, 7, 11, 5, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9], [90])
 AUX = (1, 3, 4)
 MAX_NEW = 24
-
-
-@pytest.fixture(scope="module")
-def config() -> DrafterConfig:
-    return DrafterConfig(
-        hidden_size=48,
-        target_hidden_size=48,
-        intermediate_size=64,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=97,
-        draft_vocab_size=60,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=1024,
-        aux_layers=AUX,
-        target_name="random",
-        target_revision="0",
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-
-
-@pytest.fixture(scope="module")
-def tensors(config: DrafterConfig) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    result = {
-        name: torch.randn(shape, generator=generator) * 0.2 + (len(shape) == 1)
-        for name, shape in expected_shapes(config).items()
-    }
-    used = torch.randperm(97, generator=generator)[:60].sort().values
-    t2d = torch.zeros(97, dtype=torch.bool)
-    t2d[used] = True
-    return result | {"d2t": used - torch.arange(60), "t2d": t2d}
-
-
-@pytest.fixture
-def runner(llama: Any, config: DrafterConfig, tensors: dict[str, torch.Tensor]) -> DraftRunner:
-    return DraftRunner(tensors, config, llama.get_input_embeddings().weight.detach())
-
-
-@pytest.fixture
-def target(llama: Any) -> Iterator[ac.Target]:
-    result = ac.Target(llama, AUX)
-    yield result
-    result.close()
 
 
 def plain_ids(llama: Any, prompt: list[int]) -> list[int]:
@@ -73,99 +24,141 @@ def plain_ids(llama: Any, prompt: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("num_drafts", [1, 3, 5])
 @pytest.mark.parametrize("kind", ["eagle", "lookup"])
-@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+@pytest.mark.parametrize("batch", [1, 2, 3])
 def test_drafted_ids_are_those_of_plain_decoding_and_the_replay_verifies_as_often(
-    llama: Any, target: Any, runner: DraftRunner, num_drafts: int, kind: str, prompt: list[int]
+    llama: Any, verifier: Target, runner: DraftRunner, num_drafts: int, kind: str, batch: int
 ) -> None:
-    lookup = Lookup(max_ngram=3)
-    propose = ac.drafting(runner) if kind == "eagle" else ac.looking_up(lookup)
-    plain = ac.decode_plain(target, prompt, max_new_tokens=MAX_NEW, stop_ids=())
+    lookup, prompts = Lookup(max_ngram=3), PROMPTS[-batch:]
+
+    def proposing() -> ac.Propose:
+        return ac.drafting(runner) if kind == "eagle" else ac.looking_up(lookup)
+
+    plain = ac.decode_plain(verifier, prompts, max_new_tokens=MAX_NEW, stop_ids=())
     drafted = ac.decode_drafted(
-        target, propose, prompt, num_drafts=num_drafts, max_new_tokens=MAX_NEW, stop_ids=()
+        verifier, proposing, prompts, num_drafts=num_drafts, max_new_tokens=MAX_NEW, stop_ids=()
     )
-    assert list(plain.ids) == plain_ids(llama, prompt)
-    assert drafted.ids == plain.ids
-    path = [*prompt, *plain.ids]
-    assert plain.aux_TLD is not None
-    chains_TJ = runner.draft_everywhere(path, plain.aux_TLD, num_drafts)
+    for prompt, one, other in zip(prompts, plain, drafted, strict=True):
+        assert list(one.ids) == plain_ids(llama, prompt)
+        assert other.ids == one.ids
+        path = [*prompt, *one.ids]
+        assert one.aux_TLD is not None
+        chains_TJ = runner.draft_everywhere(path, one.aux_TLD, num_drafts)
 
-    def chain(committed: int) -> list[int]:
-        if kind == "lookup":
-            return lookup.propose(path[:committed], num_drafts)
-        return chains_TJ[committed - 2].tolist()
+        def chain(
+            committed: int, path: list[int] = path, chains_TJ: torch.Tensor = chains_TJ
+        ) -> list[int]:
+            if kind == "lookup":
+                return lookup.propose(path[:committed], num_drafts)
+            return chains_TJ[committed - 2].tolist()
 
-    assert ac.replay(path, len(prompt), chain, num_drafts) == drafted.verified
-    assert sum(drafted.verified.gains) == MAX_NEW - 1
-    assert drafted.forward_passes == 1 + len(drafted.verified.gains)
+        assert ac.replay(path, len(prompt), chain, num_drafts) == other.verified
+        assert sum(other.verified.gains) == MAX_NEW - 1
+        assert other.forward_passes == 1 + len(other.verified.gains)
+        assert one.forward_passes == len(one.gaps) == MAX_NEW
 
 
 @pytest.mark.parametrize(("right", "gain"), [(0, 1), (1, 2), (3, 4)])
 def test_drafts_that_are_right_are_gained_with_the_bonus_token(
-    target: Any, right: int, gain: int
+    verifier: Target, right: int, gain: int
 ) -> None:
-    plain = ac.decode_plain(target, PROMPTS[0], max_new_tokens=MAX_NEW, stop_ids=())
-    path = [*PROMPTS[0], *plain.ids]
+    plain = ac.decode_plain(verifier, PROMPTS, max_new_tokens=MAX_NEW, stop_ids=())
+    paths = [[*prompt, *one.ids] for prompt, one in zip(PROMPTS, plain, strict=True)]
 
     def oracle(committed: list[int], _aux: torch.Tensor, num_drafts: int) -> list[int]:
+        path = next(p for p in paths if p[: len(committed)] == committed)
         chain = path[len(committed) : len(committed) + num_drafts]
         return [t if k < right else (t + 1) % 97 for k, t in enumerate(chain)]
 
     drafted = ac.decode_drafted(
-        target, oracle, PROMPTS[0], num_drafts=3, max_new_tokens=MAX_NEW, stop_ids=()
+        verifier,
+        lambda: oracle,
+        PROMPTS,
+        num_drafts=3,
+        max_new_tokens=MAX_NEW,
+        stop_ids=(),
     )
-    assert drafted.ids == plain.ids
-    assert set(drafted.verified.gains[:-1]) == {gain}
+    for one, other in zip(plain, drafted, strict=True):
+        assert other.ids == one.ids
+        assert set(other.verified.gains[:-1]) == {gain}
 
 
-def test_cached_proposals_equal_those_computed_for_the_whole_path(
-    target: Any, runner: DraftRunner
-) -> None:
-    plain = ac.decode_plain(target, PROMPTS[0], max_new_tokens=12, stop_ids=())
-    path = [*PROMPTS[0], *plain.ids]
-    assert plain.aux_TLD is not None
-    whole_TJ = runner.draft_everywhere(path, plain.aux_TLD, 4)
-    propose = ac.drafting(runner)
-    seen = 0
-    for committed in (6, 7, 9, 12):
-        aux_TLD = plain.aux_TLD[seen : committed - 1]
-        assert propose(path[:committed], aux_TLD, 4) == whole_TJ[committed - 2].tolist()
-        seen = committed - 1
+def test_rows_that_gain_differently_stay_apart(verifier: Target) -> None:
+    plain = ac.decode_plain(verifier, PROMPTS, max_new_tokens=MAX_NEW, stop_ids=())
+    rights = iter((0, 3, 1))
 
+    def proposing() -> ac.Propose:
+        right = next(rights)
+        row = (0, 3, 1).index(right)
+        path = [*PROMPTS[row], *plain[row].ids]
+        return lambda ids, _aux, _k: [*path[len(ids) : len(ids) + right], *([96] * (3 - right))]
 
-def test_decoding_and_training_code_give_the_same_logits(
-    llama: Any, target: Any, config: DrafterConfig, tensors: dict[str, torch.Tensor]
-) -> None:
-    embed_VD = llama.get_input_embeddings().weight.detach()
-    drafter = Drafter(config, tensors["t2d"])
-    drafter.load_state_dict(tensors)
-    plain = ac.decode_plain(target, PROMPTS[1], max_new_tokens=12, stop_ids=())
-    path = [*PROMPTS[1], *plain.ids]
-    assert plain.aux_TLD is not None
-    rows = len(path) - 1
-    aux_TLD = torch.cat([plain.aux_TLD, plain.aux_TLD[-1:]])
-    layout = build_layout(torch.arange(1, rows + 1), [rows + 1], 1)
-    with torch.no_grad():
-        trained = drafter.logits(drafter.unroll(embed_VD[path], aux_TLD, layout, 1)[0])
-    best = (drafter.d2t + torch.arange(60))[trained.argmax(-1)]
-    runner = DraftRunner(tensors, config, embed_VD)
-    drafted = runner.draft_everywhere(path, plain.aux_TLD, 1)[:, 0]
-    assert torch.equal(best[: rows - 1], drafted[: rows - 1])
-
-
-def test_a_stop_id_ends_both_kinds_of_reply(target: Any, runner: DraftRunner) -> None:
-    free = ac.decode_plain(target, PROMPTS[1], max_new_tokens=MAX_NEW, stop_ids=())
-    stop = free.ids[7]
-    end = free.ids.index(stop) + 1
-    plain = ac.decode_plain(target, PROMPTS[1], max_new_tokens=MAX_NEW, stop_ids=(stop,))
     drafted = ac.decode_drafted(
-        target,
-        ac.drafting(runner),
-        PROMPTS[1],
+        verifier, proposing, PROMPTS, num_drafts=3, max_new_tokens=MAX_NEW, stop_ids=()
+    )
+    assert [one.ids for one in drafted] == [one.ids for one in plain]
+    passes = [one.forward_passes for one in drafted]
+    assert passes[1] < passes[2] < passes[0]
+
+
+def test_a_stop_id_ends_both_kinds_of_reply(verifier: Target, runner: DraftRunner) -> None:
+    free = ac.decode_plain(verifier, PROMPTS, max_new_tokens=MAX_NEW, stop_ids=())
+    stop = free[1].ids[7]
+    cut = [one.ids[: one.ids.index(stop) + 1] if stop in one.ids else one.ids for one in free]
+    plain = ac.decode_plain(verifier, PROMPTS, max_new_tokens=MAX_NEW, stop_ids=(stop,))
+    drafted = ac.decode_drafted(
+        verifier,
+        lambda: ac.drafting(runner),
+        PROMPTS,
         num_drafts=5,
         max_new_tokens=MAX_NEW,
         stop_ids=(stop,),
     )
-    assert plain.ids == drafted.ids == free.ids[:end]
+    assert [one.ids for one in plain] == [one.ids for one in drafted] == cut
+    assert len({len(ids) for ids in cut}) > 1, "replies of one batch end at different times"
+
+
+def test_an_accepted_stop_id_ends_the_reply_within_the_chain(verifier: Target) -> None:
+    (free,) = ac.decode_plain(verifier, PROMPTS[:1], max_new_tokens=MAX_NEW, stop_ids=())
+    path, stop = [*PROMPTS[0], *free.ids], free.ids[2]
+    first = free.ids.index(stop)
+    (drafted,) = ac.decode_drafted(
+        verifier,
+        lambda: lambda ids, _aux, k: path[len(ids) : len(ids) + k],
+        PROMPTS[:1],
+        num_drafts=5,
+        max_new_tokens=MAX_NEW,
+        stop_ids=(stop,),
+    )
+    assert drafted.ids == free.ids[: first + 1]
+    assert sum(drafted.verified.gains) == first
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 7])
+def test_no_reply_is_longer_than_asked(
+    verifier: Target, runner: DraftRunner, max_new_tokens: int
+) -> None:
+    drafted = ac.decode_drafted(
+        verifier,
+        lambda: ac.drafting(runner),
+        PROMPTS,
+        num_drafts=5,
+        max_new_tokens=max_new_tokens,
+        stop_ids=(),
+    )
+    assert [len(one.ids) for one in drafted] == [max_new_tokens] * len(PROMPTS)
+
+
+def test_plain_decoding_keeps_the_aux_states_of_one_whole_pass(
+    llama: Any, verifier: Target
+) -> None:
+    plain = ac.decode_plain(verifier, PROMPTS, max_new_tokens=MAX_NEW, stop_ids=())
+    for prompt, one in zip(PROMPTS, plain, strict=True):
+        path = [*prompt, *one.ids[:-1]]
+        with torch.no_grad():
+            out = llama(torch.tensor([path]), output_hidden_states=True)
+        whole_TLD = torch.stack([out.hidden_states[i + 1][0] for i in AUX], dim=1)
+        assert one.aux_TLD is not None
+        torch.testing.assert_close(one.aux_TLD, whole_TLD, rtol=1e-4, atol=1e-4)
 
 
 def test_the_replay_of_the_worked_example() -> None:
@@ -206,17 +199,3 @@ def test_the_interval_holds_tau_and_closes_on_equal_prompts() -> None:
 )
 def test_loops_are_told_by_their_end(ids: list[int], loops: bool) -> None:
     assert ac.ends_in_loop(ids) is loops
-
-
-@pytest.mark.parametrize(
-    ("ids", "drafts"),
-    [
-        ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2]),  # three tokens match
-        ([5, 3, 8, 9, 1, 3], [8, 9, 1]),  # one token matches
-        ([3, 1, 3, 2, 3], [2, 3]),  # the most recent match wins
-        ([1, 2, 3], []),
-        ([1], []),
-    ],
-)
-def test_prompt_lookup_copies_what_followed(ids: list[int], drafts: list[int]) -> None:
-    assert Lookup(max_ngram=3).propose(ids, 3) == drafts

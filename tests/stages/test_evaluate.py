@@ -1,3 +1,4 @@
+import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,6 +97,7 @@ def test_the_drafted_replies_are_lossless_and_the_replay_verifies_as_often(home:
     assert sum(p["verifications"] for p in prompts) == real["verifications"]
     clock = read_json(home / "data/evaluation.json")["wall_clock"]
     assert clock["forward_passes_drafted"] == real["verifications"] + real["prompts"]
+    assert clock["ids_equal"] == clock["prompts"] == 4, "two of each set, decoded alone"
     assert clock["forward_passes_plain"] == sum(p["reply_tokens"] for p in prompts)
     assert "lossless on 100% of 6 prompts" in report.summary
 
@@ -104,9 +106,10 @@ def test_a_right_drafter_saves_passes(home: Path, monkeypatch: pytest.MonkeyPatc
     plain: dict[int, list[int]] = {}
     true_plain = ac.decode_plain
 
-    def remember(target: ac.Target, prompt: Sequence[int], **rest: Any) -> ac.Decoded:
-        decoded = true_plain(target, prompt, **rest)
-        plain[prompt[0]] = [*prompt, *decoded.ids, *([0] * 9)]
+    def remember(target: Any, prompts: Sequence[Sequence[int]], **rest: Any) -> list[ac.Decoded]:
+        decoded = true_plain(target, prompts, **rest)
+        for prompt, one in zip(prompts, decoded, strict=True):
+            plain[prompt[0]] = [*prompt, *one.ids, *([0] * 9)]
         return decoded
 
     def oracle(_runner: DraftRunner) -> ac.Propose:
@@ -126,15 +129,11 @@ def test_a_reply_decoded_with_loss_is_told_and_not_hidden(
 ) -> None:
     true_drafted = ac.decode_drafted
 
-    def lossy(target: ac.Target, *rest: Any, **more: Any) -> ac.Decoded:
-        decoded = true_drafted(target, *rest, **more)
-        wrong = (decoded.ids[0], (decoded.ids[1] + 1) % 97, *decoded.ids[2:])
-        return ac.Decoded(
-            ids=wrong,
-            wall_s=decoded.wall_s,
-            forward_passes=decoded.forward_passes,
-            verified=decoded.verified,
-        )
+    def lossy(*args: Any, **rest: Any) -> list[ac.Decoded]:
+        return [
+            dataclasses.replace(one, ids=(one.ids[0], (one.ids[1] + 1) % 97, *one.ids[2:]))
+            for one in true_drafted(*args, **rest)
+        ]
 
     monkeypatch.setattr(ac, "decode_drafted", lossy)
     with caplog.at_level(logging.WARNING, logger="eyas"):

@@ -1,4 +1,4 @@
-"""Acceptance by real draft-verify decoding, greedy, one sequence at a time, and by its replay.
+"""Acceptance by real draft-verify decoding, greedy, a batch of sequences at once, and by replay.
 
 A verification is one forward pass of the target over the newest token and a chain of K drafts; it
 gains the drafts that equal the target's own choices, and one token more (the bonus). Acceptance
@@ -11,65 +11,20 @@ Source: speculative decoding https://arxiv.org/abs/2211.17192, EAGLE-3 https://a
 """
 
 import random
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eyas.drafter.inference import DraftRunner, Lookup
+from eyas.drafter.inference import DraftRunner
+from eyas.drafter.lookup import Lookup
+from eyas.drafter.verifier import Target
 
 BOOTSTRAP_ROUNDS = 1000
 LOOP_NGRAM, LOOP_TIMES = 16, 3  # a reply that ends in three equal runs of at most 16 tokens
 Propose = Callable[[list[int], Tensor, int], list[int]]  # ids, aux of all but the last, K
-
-
-class Target:
-    """The target with its cache, giving logits and the outputs of the aux layers."""
-
-    def __init__(self, model: Any, aux_layers: Sequence[int]) -> None:
-        self._model, self._aux_layers = model, tuple(aux_layers)
-        self._seen: dict[int, Tensor] = {}
-        self._cache: Any = None
-        self._handles = [
-            model.model.layers[layer].register_forward_hook(self._keep(layer))
-            for layer in self._aux_layers
-        ]
-
-    def close(self) -> None:
-        """Take the hooks off the model."""
-        for handle in self._handles:
-            handle.remove()
-
-    def start(self) -> None:
-        """Forget the sequence."""
-        from transformers import DynamicCache
-
-        self._cache = DynamicCache()
-
-    def forward(self, ids: Sequence[int], *, last_only: bool = False) -> tuple[Tensor, Tensor]:
-        """Run tokens behind those in the cache; return logits [T, V] and aux states [T, L, D]."""
-        out = self._model(
-            torch.tensor([list(ids)]),
-            cache=self._cache,
-            use_cache=True,
-            logits_to_keep=1 if last_only else 0,
-        )
-        aux = torch.stack([self._seen[layer][0] for layer in self._aux_layers], dim=1)
-        return out.logits[0], aux
-
-    def drop(self, count: int) -> None:
-        """Take the last `count` tokens off the cache."""
-        if count:
-            self._cache.crop(-count)
-
-    def _keep(self, layer: int) -> Callable[..., None]:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            self._seen[layer] = output[0] if isinstance(output, tuple) else output
-
-        return hook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,83 +41,144 @@ class Decoded:
     """One reply, and from plain decoding the logits' leads and the aux states along its path."""
 
     ids: tuple[int, ...]
-    wall_s: float
     forward_passes: int
     verified: Verified = Verified(gains=(), accepted=(), judged=())
     gaps: tuple[float, ...] = ()  # per token: lead of the best logit over the second
     aux_TLD: Tensor | None = None
 
 
+@dataclass(slots=True, kw_only=True)
+class _Reply:
+    """A reply being decoded."""
+
+    path: list[int]  # prompt and reply
+    start: int
+    end: int
+    stop_ids: Sequence[int]
+    aux: list[Tensor] = field(default_factory=list)  # of plain decoding: of all but the last token
+    gaps: list[float] = field(default_factory=list)
+    verdicts: list[tuple[int, int, int]] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        return len(self.path) >= self.end or self.path[-1] in self.stop_ids
+
+    def take(self, logits_V: Tensor) -> None:
+        """Append the best token."""
+        best, second = logits_V.topk(2)[0].tolist()
+        self.gaps.append(best - second)
+        self.path.append(int(logits_V.argmax()))
+
+
 @torch.inference_mode()
 def decode_plain(
-    target: Target, prompt: Sequence[int], *, max_new_tokens: int, stop_ids: Sequence[int]
-) -> Decoded:
-    """Decode greedily, one token a forward pass."""
-    started = time.perf_counter()
-    target.start()
-    logits_TV, aux_TLD = target.forward(prompt, last_only=True)
-    states, ids, gaps = [aux_TLD], [int(logits_TV[-1].argmax())], [_gap(logits_TV[-1])]
-    while len(ids) < max_new_tokens and ids[-1] not in stop_ids:
-        logits_TV, aux_TLD = target.forward(ids[-1:])
-        states.append(aux_TLD)
-        ids.append(int(logits_TV[-1].argmax()))
-        gaps.append(_gap(logits_TV[-1]))
-    return Decoded(
-        ids=tuple(ids),
-        wall_s=time.perf_counter() - started,
-        forward_passes=len(states),
-        gaps=tuple(gaps),
-        aux_TLD=torch.cat(states),
-    )
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    stop_ids: Sequence[int],
+) -> list[Decoded]:
+    """Decode a batch greedily, one token a forward pass."""
+    replies = _prefill(target, prompts, max_new_tokens, stop_ids)
+    while busy := [row for row, reply in enumerate(replies) if not reply.done]:
+        seen = target.forward(busy, [replies[row].path[-1:] for row in busy])
+        for row, (logits_TV, aux_TLD) in zip(busy, seen, strict=True):
+            target.commit(row, 1)
+            replies[row].aux.append(aux_TLD)
+            replies[row].take(logits_TV[-1])
+    return [
+        Decoded(
+            ids=tuple(reply.path[reply.start :]),
+            forward_passes=len(reply.aux),
+            gaps=tuple(reply.gaps),
+            aux_TLD=torch.cat(reply.aux),
+        )
+        for reply in replies
+    ]
 
 
 @torch.inference_mode()
 def decode_drafted(
     target: Target,
-    propose: Propose,
-    prompt: Sequence[int],
+    proposing: Callable[[], Propose],
+    prompts: Sequence[Sequence[int]],
     *,
     num_drafts: int,
     max_new_tokens: int,
     stop_ids: Sequence[int],
-) -> Decoded:
-    """Decode greedily with drafts verified by the target; the ids are those of plain decoding."""
-    started = time.perf_counter()
-    target.start()
-    logits_TV, aux_TLD = target.forward(prompt, last_only=True)
-    path = [*prompt, int(logits_TV[-1].argmax())]
-    end = len(prompt) + max_new_tokens
-    verdicts: list[tuple[int, int, int]] = []
-    while len(path) < end and path[-1] not in stop_ids:
-        drafts = propose(path, aux_TLD, num_drafts)
-        logits_TV, aux_TLD = target.forward([path[-1], *drafts])
-        choices = logits_TV.argmax(-1).tolist()
-        gained = choices[: _matching(drafts, choices) + 1]
-        new = _until_stop(gained, stop_ids)[: end - len(path)]
-        aux_TLD = aux_TLD[: len(new)]
-        path += new
-        verdicts.append(_judge(drafts, new))
-        target.drop(1 + len(drafts) - len(new))
-    return Decoded(
-        ids=tuple(path[len(prompt) :]),
-        wall_s=time.perf_counter() - started,
-        forward_passes=1 + len(verdicts),
-        verified=_verified(verdicts),
-    )
+) -> list[Decoded]:
+    """Decode a batch greedily with drafts verified by the target; ids as by plain decoding.
+
+    `proposing` makes what proposes drafts for one sequence.
+    """
+    replies = _prefill(target, prompts, max_new_tokens, stop_ids, room=num_drafts)
+    proposals = [proposing() for _ in replies]
+    while busy := [row for row, reply in enumerate(replies) if not reply.done]:
+        chains = [
+            proposals[row](replies[row].path, replies[row].aux.pop(), num_drafts) for row in busy
+        ]
+        fed = [[replies[row].path[-1], *chain] for row, chain in zip(busy, chains, strict=True)]
+        for row, drafts, (logits_TV, aux_TLD) in zip(
+            busy, chains, target.forward(busy, fed), strict=True
+        ):
+            new = _verify(replies[row], drafts, logits_TV.argmax(-1).tolist())
+            target.commit(row, new)
+            replies[row].aux.append(aux_TLD[:new])
+    return [
+        Decoded(
+            ids=tuple(reply.path[reply.start :]),
+            forward_passes=1 + len(reply.verdicts),
+            verified=_verified(reply.verdicts),
+        )
+        for reply in replies
+    ]
+
+
+def _prefill(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stop_ids: Sequence[int],
+    room: int = 0,
+) -> list[_Reply]:
+    """Run each prompt by itself and take its first token; `room` is for drafts past the end."""
+    target.start(len(prompts), max(map(len, prompts)) + max_new_tokens + room)
+    replies = []
+    for row, prompt in enumerate(prompts):
+        reply = _Reply(
+            path=list(prompt),
+            start=len(prompt),
+            end=len(prompt) + max_new_tokens,
+            stop_ids=stop_ids,
+        )
+        ((logits_TV, aux_TLD),) = target.forward([row], [list(prompt)], last_only=True)
+        target.commit(row, len(prompt))
+        reply.aux.append(aux_TLD)
+        reply.take(logits_TV[-1])
+        replies.append(reply)
+    return replies
+
+
+def _verify(reply: _Reply, drafts: Sequence[int], choices: list[int]) -> int:
+    """Append what a verification gains, up to a stop id or the end; return its number."""
+    gained = choices[: _matching(drafts, choices) + 1]
+    stop = next((i + 1 for i, token in enumerate(gained) if token in reply.stop_ids), len(gained))
+    new = gained[: min(stop, reply.end - len(reply.path))]
+    reply.verdicts.append(_judge(drafts, new))
+    reply.path += new
+    return len(new)
 
 
 def drafting(runner: DraftRunner) -> Propose:
-    """Return the proposals of an EAGLE-3 drafter; a call goes on where the last one was."""
+    """Return the proposals of an EAGLE-3 drafter for one sequence."""
+    own = runner.fresh()
     rows = 0
 
     def propose(path: list[int], aux_TLD: Tensor, num_drafts: int) -> list[int]:
         nonlocal rows
-        if rows + len(aux_TLD) != len(path) - 1:
-            runner.start()
-            rows = 0
         next_ids = path[rows + 1 :]
         rows = len(path) - 1
-        return runner.propose(next_ids, aux_TLD, num_drafts)
+        return own.propose(next_ids, aux_TLD, num_drafts)
 
     return propose
 
@@ -268,13 +284,3 @@ def ends_in_loop(ids: Sequence[int]) -> bool:
         len(ids) >= size * LOOP_TIMES and ids[-size * LOOP_TIMES :] == ids[-size:] * LOOP_TIMES
         for size in range(1, LOOP_NGRAM + 1)
     )
-
-
-def _until_stop(ids: list[int], stop_ids: Sequence[int]) -> list[int]:
-    end = next((i + 1 for i, token in enumerate(ids) if token in stop_ids), len(ids))
-    return ids[:end]
-
-
-def _gap(logits_V: Tensor) -> float:
-    best, second = logits_V.topk(2).values.tolist()
-    return best - second

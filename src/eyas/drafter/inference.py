@@ -9,8 +9,8 @@ N draft vocabulary, V target vocabulary, S starts, J drafts already made.
 Source: SGLang python/sglang/srt/models/llama_eagle3.py; docs/contracts.md.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -37,10 +37,11 @@ class DraftRunner:
         self._keys_GTK = torch.empty(config.num_key_value_heads, 0, config.head_dim)
         self._values_GTK = self._keys_GTK
 
-    def start(self) -> None:
-        """Forget the sequence."""
-        self._keys_GTK = self._keys_GTK[:, :0]
-        self._values_GTK = self._values_GTK[:, :0]
+    def fresh(self) -> "DraftRunner":
+        """Return a runner of the same weights that has seen no token."""
+        own = copy.copy(self)
+        own._keys_GTK = own._values_GTK = self._keys_GTK[:, :0]
+        return own
 
     def propose(self, next_ids: Sequence[int], aux_TLD: Tensor, num_drafts: int) -> list[int]:
         """Add the rows of newly committed tokens and return a chain of drafts after the last.
@@ -157,22 +158,3 @@ class DraftRunner:
         normed = rms_norm(hidden_TD, w[f"{_LAYER}post_attention_layernorm.weight"], eps)
         mlp = [w[f"{_LAYER}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
         return hidden_TD + gated_mlp(normed, *mlp)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lookup:
-    """Prompt lookup: what followed the most recent earlier copy of the last n tokens.
-
-    Tries `max_ngram` tokens, then fewer. Source: https://github.com/apoorvumang/prompt-lookup-decoding
-    """
-
-    max_ngram: int
-
-    def propose(self, ids: Sequence[int], num_drafts: int) -> list[int]:
-        """Return at most `num_drafts` ids; none where nothing matches."""
-        for size in range(min(self.max_ngram, len(ids) - 1), 0, -1):
-            tail = ids[-size:]
-            for begin in range(len(ids) - size - 1, -1, -1):
-                if ids[begin : begin + size] == tail:
-                    return list(ids[begin + size : begin + size + num_drafts])
-        return []

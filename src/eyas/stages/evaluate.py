@@ -3,16 +3,15 @@
 Reads: data/heldout/DS.jsonl, models/target, models/export, models/drafter/start.safetensors.
 Writes: data/evaluation.json. Run: python -m eyas.stages.evaluate. Source: eyas.drafter.acceptance.
 
-The target decodes every prompt plainly once. The trained drafter then decodes it for real at
-`headline_steps`, and the ids must be the same. Other K and the baselines (the start before
+The target decodes every prompt plainly once, in batches. The trained drafter then decodes it for
+real at `headline_steps`, and the ids must be the same. Other K and the baselines (the start before
 training, random weights, prompt lookup) are replays of the plain path; the replay of the trained
-drafter at the headline K must verify exactly as often as its real loop did.
+drafter at the headline K must verify exactly as often as its real loop did. Time is measured on a
+few prompts, one at a time, as a user feels it.
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,10 @@ from eyas.drafter.export import (
     served_tensors,
     serving_config,
 )
-from eyas.drafter.inference import DraftRunner, Lookup
+from eyas.drafter.heldout import Decoding, HeldOut, decode_all, describe, wall_clock
+from eyas.drafter.inference import DraftRunner
+from eyas.drafter.lookup import Lookup
+from eyas.drafter.verifier import Target
 from eyas.errors import EyasError
 from eyas.files import read_json, read_records, write_json
 from eyas.records import Prompt
@@ -50,30 +52,8 @@ CONVENTION = (
     "greedy, chain of K drafts; acceptance length = tokens gained / verifications, bonus token "
     "counted, the token of the prefill not; acceptance by position is conditional on the one before"
 )
-_LOG_EVERY_S = 15.0
 Chains = Callable[[int], Sequence[int]]
 log = logging.getLogger("eyas")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """One held-out prompt and what the target answers."""
-
-    dataset: str
-    prompt_id: str
-    prompt: list[int]
-    plain: ac.Decoded
-    drafted: ac.Decoded
-
-    @property
-    def ids(self) -> list[int]:
-        """Prompt and reply."""
-        return [*self.prompt, *self.plain.ids]
-
-    @property
-    def lost_at(self) -> int | None:
-        """The first token of the reply that drafting changed; None if it is lossless."""
-        return ac.first_difference(self.plain.ids, self.drafted.ids)
 
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
@@ -98,15 +78,17 @@ def work(params: Params) -> Report:
         name: DraftRunner(tensors, config, embed_VD)
         for name, tensors in drafters_of(config).items()
     }
-    paths = decode_all(
-        ac.Target(model, config.aux_layers), runners["trained"], rendered, settings, codec.stop_ids
-    )
+    target = Target(model, config.aux_layers)
+    decoding = Decoding(max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids)
+    paths = decode_all(target, runners["trained"], rendered, settings.headline_steps, decoding)
+    clock = wall_clock(target, runners["trained"], paths, settings.headline_steps, decoding)
+    target.close()
     rows, replays = table(paths, runners, settings)
     result = {
         "convention": CONVENTION,
         "headline_steps": settings.headline_steps,
         "rows": rows,
-        "wall_clock": wall_clock(paths),
+        "wall_clock": clock,
         "prompts": [describe(path, r) for path, r in zip(paths, replays, strict=True)],
     }
     warn_of(result["prompts"])
@@ -161,43 +143,6 @@ def drafters_of(config: DrafterConfig) -> dict[str, dict[str, torch.Tensor]]:
     }
     random |= {name: trained[name] for name in ("d2t", "t2d")}
     return {"trained": trained, "untrained": start, "random": random}
-
-
-def decode_all(
-    target: ac.Target,
-    runner: DraftRunner,
-    rendered: Sequence[tuple[Prompt, list[int]]],
-    settings: Evaluate,
-    stop_ids: tuple[int, ...],
-) -> list[HeldOut]:
-    """Decode every prompt plainly and with the trained drafter."""
-    paths, told = [], time.monotonic()
-    for number, (prompt, ids) in enumerate(rendered, start=1):
-        plain = ac.decode_plain(
-            target, ids, max_new_tokens=settings.max_new_tokens, stop_ids=stop_ids
-        )
-        drafted = ac.decode_drafted(
-            target,
-            ac.drafting(runner),
-            ids,
-            num_drafts=settings.headline_steps,
-            max_new_tokens=settings.max_new_tokens,
-            stop_ids=stop_ids,
-        )
-        paths.append(
-            HeldOut(
-                dataset=prompt.dataset,
-                prompt_id=prompt.id,
-                prompt=ids,
-                plain=plain,
-                drafted=drafted,
-            )
-        )
-        if time.monotonic() - told > _LOG_EVERY_S or number == len(rendered):
-            log.info("evaluate: %d of %d prompts decoded twice", number, len(rendered))
-            told = time.monotonic()
-    target.close()
-    return paths
 
 
 @torch.inference_mode()
@@ -258,39 +203,6 @@ def rows_of(
         row = {"drafter": drafter, "dataset": dataset, "method": method}
         rows.append(row | ac.figures_of(chosen, num_drafts))
     return rows
-
-
-def wall_clock(paths: Sequence[HeldOut]) -> dict[str, float | int]:
-    """Return the time of plain and drafted decoding, one sequence at a time on this machine."""
-    plain_s = sum(path.plain.wall_s for path in paths)
-    drafted_s = sum(path.drafted.wall_s for path in paths)
-    passes = sum(path.plain.forward_passes for path in paths)
-    return {
-        "plain_s": round(plain_s, 3),
-        "drafted_s": round(drafted_s, 3),
-        "ratio": round(plain_s / drafted_s, 4),
-        "forward_passes_plain": passes,
-        "forward_passes_drafted": sum(path.drafted.forward_passes for path in paths),
-        "batch_size": 1,
-    }
-
-
-def describe(path: HeldOut, replayed: ac.Verified) -> dict[str, Any]:
-    """Return one prompt's line: where its ids left plain decoding, and how near a tie was there."""
-    lost_at, gaps = path.lost_at, path.plain.gaps
-    return {
-        "id": path.prompt_id,
-        "dataset": path.dataset,
-        "prompt_tokens": len(path.prompt),
-        "reply_tokens": len(path.plain.ids),
-        "lossless": lost_at is None,
-        "lost_at_token": lost_at,
-        "logit_gap_there": None if lost_at is None else gaps[min(lost_at, len(gaps) - 1)],
-        "smallest_logit_gap": min(gaps),
-        "ends_in_loop": ac.ends_in_loop(path.plain.ids),
-        "verifications": len(path.drafted.verified.gains),
-        "replay_equal": path.drafted.verified == replayed,
-    }
 
 
 def warn_of(prompts: Sequence[Mapping[str, Any]]) -> None:

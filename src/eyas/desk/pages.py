@@ -1,228 +1,339 @@
-"""The report page: one self-contained HTML file, plots inside, no request to anywhere.
+"""The report page: one self-contained HTML file that a person reads from top to bottom.
 
-Reads: what `eyas.desk.summary` reads, models/drafter/curves.jsonl, data/valid/*.parquet.
-Writes: reports/index.html, reports/acceptance.svg.
+Reads: what `eyas.desk.results` reads, models/drafter/curves.jsonl, data/valid/*.parquet,
+models/target/eyas_target.json. What is not there is left out, and a note says so.
 """
 
-import base64
-import html
-from collections.abc import Sequence
 from pathlib import Path
 
-from eyas.desk import plots
-from eyas.desk.summary import ALL, DRAFTERS, TITLES, Results, data_rows, drafter_rows, ratio
-from eyas.files import read_jsonl
-from eyas.parquet import read_samples
+from eyas.desk import markup, plots
+from eyas.desk.figures import acceptance_figures, data_figures, training_figures
+from eyas.desk.results import (
+    ALL,
+    DRAFTERS,
+    TITLES,
+    Results,
+    passes_saved,
+    share_kept,
+)
+from eyas.desk.words import UNKNOWN, dollars, number, percent, ratio, seconds, size
+from eyas.files import read_json
 
-CSS = """
-:root{--ink:#1d2328;--soft:#5c6770;--line:#d9dee2;--back:#fff;--card:#f5f7f8;--mark:#1f6f8b}
-@media (prefers-color-scheme:dark){:root{--ink:#e6eaed;--soft:#9aa5ad;--line:#333c43;
---back:#14181b;--card:#1c2226;--mark:#6cc0dc}}
-*{box-sizing:border-box}
-body{margin:0 auto;max-width:60rem;padding:1.5rem 1rem 4rem;background:var(--back);
-color:var(--ink);font:16px/1.55 system-ui,sans-serif}
-h1{font-size:1.7rem;margin:0}h2{font-size:1.2rem;margin:2.5rem 0 .5rem}
-p,figcaption,dd{color:var(--soft)}p.lead{margin:.2rem 0 1.5rem}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(11rem,1fr));gap:.8rem}
-.card{background:var(--card);border-radius:.6rem;padding:.9rem 1rem}
-.card b{display:block;font-size:1.8rem;line-height:1.2;color:var(--mark)}
-.card span{color:var(--soft);font-size:.9rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
-caption{text-align:left;color:var(--soft);padding-bottom:.4rem}
-th,td{padding:.35rem .6rem;border-bottom:1px solid var(--line);text-align:right}
-th:first-child,td:first-child{text-align:left}
-figure{margin:1rem 0;background:var(--card);border-radius:.6rem;padding:.8rem}
-img{max-width:100%;height:auto;display:block;margin:auto}
-figcaption{font-size:.9rem;padding-top:.4rem}dt{font-weight:600}dd{margin:0 0 .5rem}
-code{font-size:.9em}
-"""
+SIDECAR = Path("models/target/eyas_target.json")
+BASELINES = tuple(drafter for drafter in DRAFTERS if drafter != "trained")
 GLOSSARY = (
+    ("target", "the large model that answers; what it would say is never changed"),
+    ("drafter", "the small model that guesses the target's next tokens, a chain of K at a time"),
+    (
+        "verification",
+        "one forward pass of the target over a chain of drafts; the drafts up to the first wrong "
+        "one are kept, and the target's own next token (the bonus token) comes with them",
+    ),
     (
         "acceptance length",
-        "tokens that one forward pass of the target gains: accepted drafts plus the bonus token",
+        "tokens gained / verifications, over all prompts; plain decoding has 1.0, a chain of K "
+        "drafts at most K + 1",
     ),
-    ("drafter", "the small model that guesses the target's next tokens"),
+    (
+        "acceptance by position",
+        "the share of k-th drafts that were right where all drafts before them were",
+    ),
+    ("lossless", "the drafted reply has the very token ids of plain greedy decoding"),
     ("prompt lookup", "the free baseline: copies what followed the same words earlier in the text"),
-    ("untrained start", "a closed-form regression laid into the drafter before any training"),
-    ("lossless", "the drafted reply has the very ids of plain greedy decoding"),
-    ("accepted share", "samples that passed every rule, of all answers"),
+    (
+        "untrained start",
+        "the drafter before training: a closed-form regression from the target's hidden states",
+    ),
+    ("random weights", "a drafter that has learned nothing; what noise scores"),
+    (
+        "TTT step",
+        "training-time test: the drafter is trained on its own k-th guess, as it will be used",
+    ),
+    (
+        "ids identical",
+        "replies whose token ids, rebuilt from text, equal those the endpoint really sampled; "
+        "known only where the endpoint tells them",
+    ),
+    ("accepted", "samples that passed every rule / all answers and trajectories"),
 )
 
 
-def build_page(results: Results, root: Path) -> str:
-    """Return the page."""
-    sections = [
-        "<h1>From prompts to a drafter</h1>",
-        f"<p class=lead>{_lead(results)}</p>",
-        _cards(results),
-        "<h2>What the drafter accepts</h2>",
-        _table(
-            f"Acceptance length at K={results.evaluation['headline_steps']}, held-out prompts.",
-            ("held-out set", *(TITLES[d] for d in DRAFTERS)),
-            drafter_rows(results),
+def build_page(results: Results, root: Path, version: str) -> str:
+    """Return the page; `version` says which sources made it."""
+    target = read_json(root / SIDECAR) if (root / SIDECAR).is_file() else {}
+    name = str(target.get("name", "the target"))
+    body = [
+        markup.paragraph("eyas · from prompts to an EAGLE-3 drafter", "kicker"),
+        markup.heading(1, f"A drafter for {name}"),
+        markup.paragraph(lead(results, name), "lead"),
+        markup.cards(headline_cards(results)),
+        markup.flow(flow_items(results)),
+        *_gains(results),
+        *_costs(results, root),
+        *_rejects(results),
+        *_training(results, root, run_facts(results, target, version)),
+        markup.heading(2, "Terms"),
+        markup.terms(GLOSSARY),
+        markup.footer(
+            "The drafter lies in `models/export` and loads in SGLang and vLLM. The numbers behind "
+            "this page: `metrics/` and `data/evaluation.json`. Every run so far: `make ui`."
         ),
-        _acceptance_figures(results),
-        "<h2>What the data cost</h2>",
-        _table(
-            "Each data set, from prompts to samples.",
-            ("data set", "prompts", "responses", "tokens", "cost USD", "accepted"),
-            data_rows(results),
-        ),
-        _data_figures(results, root),
-        "<h2>What was rejected, and why</h2>",
-        _table("Rows dropped by each stage.", ("stage", "reason", "rows"), reject_rows(results)),
-        "<h2>How training went</h2>",
-        _training_figures(root),
-        "<h2>Terms</h2>",
-        "<dl>" + "".join(f"<dt>{t}</dt><dd>{d}</dd>" for t, d in GLOSSARY) + "</dl>",
     ]
-    body = "\n".join(sections)
+    return markup.page(f"eyas: a drafter for {name}", body)
+
+
+def lead(results: Results, target: str) -> str:
+    """Return the result in two sentences."""
+    trained, lookup = results.tau("trained", ALL), results.tau("lookup", ALL)
+    if trained is None:
+        return "The drafter has not been evaluated yet; what there is so far stands below."
+    words = (
+        f"With this drafter, one forward pass of {target} yields {trained:.2f} tokens on average "
+        f"where plain decoding yields 1 (greedy, {results.headline_steps} drafts a chain, prompts "
+        "that training never saw)."
+    )
+    return words if lookup is None else f"{words} Copying from the prompt would yield {lookup:.2f}."
+
+
+def headline_cards(results: Results) -> list[tuple[str, str, str]]:
+    """Return the headline: value, what it is, what it rests on."""
+    cards: list[tuple[str, str, str]] = []
+    row, metrics = results.row("trained", ALL), results.metrics.get("evaluate", {})
+    if row is not None:
+        interval = f"95 % interval {row['tau_low']:.2f} to {row['tau_high']:.2f}"
+        small = f"{interval}; K = {results.headline_steps}, bonus token counted"
+        cards.append((ratio(row["tau"]), "acceptance length", small))
+        untrained = results.tau("untrained", ALL)
+        small = f"the untrained start has {ratio(untrained)}"
+        cards.append((ratio(results.tau("lookup", ALL)), "prompt lookup, for free", small))
+    if "lossless_share" in metrics:
+        small = f"the ids of plain decoding, on {metrics['prompts']} held-out prompts"
+        cards.append((percent(metrics["lossless_share"], 0), "lossless", small))
+        timed = (results.evaluation or {}).get("wall_clock", {}).get("prompts", metrics["prompts"])
+        small = f"of plain decoding; {timed} prompts, one at a time, on this machine"
+        cards.append((f"{metrics['wall_clock_ratio']:.2f}x", "the speed", small))
+        saved = percent(metrics["forward_passes_saved_share"], 0)
+        cards.append((saved, "forward passes saved", "prefill counted on both sides"))
+    if (cost := results.total("generate", "cost_usd")) is not None:
+        small = f"for {number(results.total('generate', 'responses'))} answers"
+        cards.append((f"${dollars(cost)}", "spent", small))
+    return cards
+
+
+def flow_items(results: Results) -> list[tuple[str, str, str]]:
+    """Return what came out of each stage: count, thing, stage."""
+    merge, extract = results.metrics.get("merge", {}), results.metrics.get("extract", {})
+    train = results.metrics.get("train", {})
+    items = (
+        (number(results.total("prepare", "prompts")), "prompts", "prepare"),
+        (number(results.total("generate", "responses")), "answers", "generate"),
+        (number(results.total("reconstruct", "rows_out")), "samples", "reconstruct"),
+        (number(results.total("validate", "rows_out")), "kept", "validate"),
+        (number(merge.get("tokens")), "tokens", "merge"),
+        (size(extract.get("size_bytes")), "of hidden states", "extract"),
+        (number(train.get("steps")), "optimiser steps", "train"),
+        (ratio(results.tau("trained", ALL)), "acceptance length", "evaluate"),
+    )
+    return [item for item in items if item[0] != UNKNOWN]
+
+
+def _gains(results: Results) -> list[str]:
+    parts = [markup.heading(2, "What the drafter gains")]
+    if results.evaluation is None:
+        return [*parts, markup.note("`data/evaluation.json` is not there: run `dvc repro`.")]
+    parts.append(
+        markup.paragraph(
+            "The target decodes every held-out prompt twice, plainly and with drafts. "
+            + real_loop_words(results)
+        )
+    )
+    headings = ("held-out set", "prompts", "trained", "95 % interval")
+    headings += tuple(TITLES[drafter] for drafter in BASELINES)
+    rows = [gain_row(results, name) for name in (*results.heldout_sets, ALL)]
+    caption = f"Acceptance length at K = {results.headline_steps}, bonus token counted"
+    parts.append(
+        markup.table(caption, (*headings, "passes saved", "lossless", "in loops"), rows),
+    )
+    parts.append(markup.columns(markup.figure(*f) for f in acceptance_figures(results)))
+    all_steps = [row for row in results.rows() if row["drafter"] == "trained"]
+    positions = max((row["draft_steps"] for row in all_steps), default=0)
+    by_position = [
+        (
+            row["dataset"],
+            str(row["draft_steps"]),
+            ratio(row["tau"]),
+            *(percent(share, 0) for share in row["acceptance_by_position"]),
+            *([""] * (positions - len(row["acceptance_by_position"]))),
+        )
+        for row in all_steps
+    ]
+    heads = ("held-out set", "K", "length", *(f"draft {k + 1}" for k in range(positions)))
+    numbers = markup.table("The trained drafter at every K", heads, by_position)
+    return [*parts, markup.folded("The numbers behind these plots", numbers)]
+
+
+def real_loop_words(results: Results) -> str:
+    """Return what the real loop showed, and what a reader must know of loops."""
+    real = results.row("trained", ALL, method="real")
+    words = ""
+    if real is not None:
+        count, prompts = real["lossless_prompts"], real["prompts"]
+        words = f"Drafting changed no token in {count} of {prompts} replies. "
+    row = results.row("trained", ALL)
+    if row is not None and row["prompts_in_loops"]:
+        words += (
+            f"{row['prompts_in_loops']} replies end in a loop, which is easy to foresee; without "
+            f"them the acceptance length is {ratio(row['tau_without_loops'])}. "
+        )
+    return words + "Other K and the baselines are replays of the same replies."
+
+
+def gain_row(results: Results, dataset: str) -> tuple[str, ...]:
+    """Return a row of the acceptance table."""
+    row, real = results.row("trained", dataset), results.row("trained", dataset, method="real")
+    assert row is not None
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>eyas report</title><style>{CSS}</style></head>\n<body><main>{body}</main></body>"
-        "</html>\n"
+        dataset,
+        number(row["prompts"]),
+        ratio(row["tau"]),
+        f"{row['tau_low']:.2f} to {row['tau_high']:.2f}",
+        *(ratio(results.tau(drafter, dataset)) for drafter in BASELINES),
+        percent(passes_saved(real or row)),
+        UNKNOWN if real is None else f"{real['lossless_prompts']} of {real['prompts']}",
+        number(row["prompts_in_loops"]),
     )
 
 
-def acceptance_plot(results: Results) -> bytes:
-    """Return acceptance length by held-out set and drafter."""
-    sets = [*(n for n in results.datasets if results.row("trained", n)), ALL]
-    series = {TITLES[d]: [results.tau(d, name) or 0.0 for name in sets] for d in DRAFTERS}
-    return plots.bars(sets, series, "acceptance length")
+def _costs(results: Results, root: Path) -> list[str]:
+    headings = ("data set", "prompts", "held out", "answers", "cut off", "prompt tokens")
+    headings += ("reply tokens", "cost, USD", "ids identical", "accepted")
+    rows = [cost_row(results, name) for name in results.datasets]
+    parts = [
+        markup.heading(2, "What the data cost"),
+        markup.paragraph(
+            "Each prompt was answered by the target itself. Cost is what the endpoint charged, "
+            "summed over answers; a data set of trajectories was written by the target before and "
+            "costs nothing. Answers are cut off at their partition's `max_tokens`."
+        ),
+        markup.table("From prompts to samples", headings, [*rows, total_row(results)]),
+    ]
+    drawn, missing = data_figures(results, root)
+    if missing:
+        parts.append(markup.note(f"Not drawn, since they are not there: {', '.join(missing)}."))
+    return [*parts, markup.columns(markup.figure(*f) for f in drawn)]
+
+
+def cost_row(results: Results, name: str) -> tuple[str, ...]:
+    """Return a data set's row: counts, tokens, money, quality."""
+    generate = ("responses", "truncated", "prompt_tokens", "completion_tokens")
+    return (
+        name,
+        number(results.of("prepare", name, "prompts")),
+        number(results.of("prepare", name, "heldout")),
+        *(number(results.of("generate", name, metric)) for metric in generate),
+        dollars(results.of("generate", name, "cost_usd")),
+        percent(results.of("reconstruct", name, "identical_share")),
+        percent(results.of("validate", name, "accepted_share")),
+    )
+
+
+def total_row(results: Results) -> tuple[str, ...]:
+    """Return the row over all data sets."""
+    generate = ("responses", "truncated", "prompt_tokens", "completion_tokens")
+    known = results.total("reconstruct", "replies_of_known_ids")
+    same = sum(
+        (results.of("reconstruct", d, "identical_share") or 0)
+        * (results.of("reconstruct", d, "replies_of_known_ids") or 0)
+        for d in results.datasets
+    )
+    return (
+        markup.TOTAL,
+        number(results.total("prepare", "prompts")),
+        number(results.total("prepare", "heldout")),
+        *(number(results.total("generate", metric)) for metric in generate),
+        dollars(results.total("generate", "cost_usd")),
+        percent(same / known if known else None),
+        percent(share_kept(results)),
+    )
+
+
+def _rejects(results: Results) -> list[str]:
+    rows = reject_rows(results)
+    parts = [markup.heading(2, "What was dropped, and why")]
+    if not rows:
+        return [*parts, markup.paragraph("Nothing: every row passed every rule.")]
+    headings = ("stage: reason", *results.datasets, "sum")
+    caption = "Rows dropped. Each of them, and why, stands in data/*/*.rejects.jsonl"
+    return [*parts, markup.table(caption, headings, rows)]
 
 
 def reject_rows(results: Results) -> list[tuple[str, ...]]:
-    """Return a row for every reason that dropped rows."""
+    """Return a row for each reason: its stage, its rows in every data set, and their sum."""
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for stage in ("prepare", "generate", "reconstruct", "validate"):
+        for dataset in results.datasets:
+            for metric, count in results.metrics.get(f"{stage}-{dataset}", {}).items():
+                if metric.startswith("rejects_") and count:
+                    reason = metric.removeprefix("rejects_").replace("_", " ")
+                    counts.setdefault((reason, stage), {})[dataset] = count
+    for metric, count in results.metrics.get("merge", {}).items():
+        if metric.startswith("rejects_") and count:
+            reason = metric.removeprefix("rejects_").replace("_", " ")
+            counts[(reason, "merge")] = {ALL: count}
     return [
-        (stage, name.removeprefix("rejects_").replace("_", " "), f"{count:,}")
-        for stage, metrics in results.metrics.items()
-        for name, count in metrics.items()
-        if name.startswith(("rejects_", "failures_")) and count
-    ] or [("-", "nothing was rejected", "0")]
-
-
-def _lead(results: Results) -> str:
-    train = results.metrics.get("train", {})
-    return (
-        f"{results.metrics['merge']['tokens']:,} tokens of the target's own replies, "
-        f"{train.get('steps', 0):,} optimiser steps, {results.metrics['evaluate']['prompts']} "
-        "held-out prompts decoded twice: plainly, and with drafts."
-    )
-
-
-def _cards(results: Results) -> str:
-    metrics, row = results.metrics["evaluate"], results.row("trained", ALL)
-    interval = f"{row['tau_low']:.2f} to {row['tau_high']:.2f}" if row else ""
-    steps = results.evaluation["headline_steps"]
-    cost = sum(results.of("generate", n, "cost_usd") or 0 for n in results.datasets)
-    cards = (
-        (ratio(results.tau("trained", ALL)), f"acceptance length, K={steps} (95 %: {interval})"),
-        (ratio(results.tau("lookup", ALL)), "prompt lookup, the free baseline"),
-        (f"{metrics['lossless_share']:.0%}", f"lossless, of {metrics['prompts']} prompts"),
-        (f"{metrics['wall_clock_ratio']:.2f}x", "speed of plain decoding, on this machine"),
-        (f"${cost:.4f}", "spent on answers"),
-    )
-    inner = "".join(
-        f"<div class=card><b>{big}</b><span>{small}</span></div>" for big, small in cards
-    )
-    return f"<div class=cards>{inner}</div>"
-
-
-def _acceptance_figures(results: Results) -> str:
-    by_set = _figure(
-        acceptance_plot(results),
-        "Acceptance length by held-out set and drafter; 1.0 saves nothing.",
-    )
-    steps = sorted(
-        {r["draft_steps"] for r in results.evaluation["rows"] if r["method"] == "replay"}
-    )
-    taus = [results.tau("trained", ALL, k) or 0.0 for k in steps]
-    ks = [float(k) for k in steps]
-    by_steps = plots.lines({"trained": ks}, {"trained": taus}, "drafts a chain (K)", "length")
-    positions: dict[str, Sequence[float]] = {}
-    for name in (*results.datasets, ALL):
-        if (row := results.row("trained", name, steps[-1])) is not None:
-            positions[name] = row["acceptance_by_position"]
-    places = {n: list(range(1, len(v) + 1)) for n, v in positions.items()}
-    by_position = plots.lines(places, positions, "draft position", "share accepted")
-    return (
-        by_set
-        + _figure(by_steps, "Acceptance length of the trained drafter as the chain grows.")
-        + _figure(by_position, "Share accepted at each position, of those reached.")
-    )
-
-
-def _data_figures(results: Results, root: Path) -> str:
-    tokens = {
-        kind: [float(results.of("generate", n, f"{kind}_tokens") or 0) for n in results.datasets]
-        for kind in ("prompt", "completion")
-    }
-    cost = {"cost": [float(results.of("generate", n, "cost_usd") or 0) for n in results.datasets]}
-    lengths = {
-        name: [e - s for sample in read_samples(path) for s, e in sample.spans]
-        for name in results.datasets
-        if (path := root / f"data/valid/{name}.parquet").is_file()
-    }
-    return (
-        _figure(plots.bars(results.datasets, tokens, "tokens"), "Tokens by data set.")
-        + _figure(plots.bars(results.datasets, cost, "USD"), "Cost by data set.")
-        + _figure(plots.histogram(lengths, "tokens a reply"), "How long the kept replies are.")
-    )
-
-
-def _training_figures(root: Path) -> str:
-    rows = list(read_jsonl(root / "models/drafter/curves.jsonl"))
-    parts = {s: smoothed([r for r in rows if r["split"] == s]) for s in ("train", "val")}
-    parts = {split: part for split, part in parts.items() if part}
-    xs = {split: [float(r["step"]) for r in part] for split, part in parts.items()}
-    loss = {split: [r["loss_step1"] for r in part] for split, part in parts.items()}
-    length = {
-        split: [r["simulated_acceptance_length"] for r in part] for split, part in parts.items()
-    }
-    last = list(parts)[-1]
-    keys = [k for k in parts[last][0] if k.startswith("accuracy_")]
-    accuracy = {k.removeprefix("accuracy_"): [r[k] for r in parts[last]] for k in keys}
-    shared = dict.fromkeys(accuracy, xs[last])
-    step = "optimiser step"
-    return (
-        _figure(plots.lines(xs, loss, step, "loss"), "Loss of the first draft, a supervised row.")
-        + _figure(
-            plots.lines(xs, length, step, "length"),
-            "Simulated acceptance length, tokens teacher-forced, bonus token counted.",
+        (
+            f"{stage}: {reason}",
+            *(number(by_set[d]) if d in by_set else UNKNOWN for d in results.datasets),
+            number(sum(by_set.values())),
         )
-        + _figure(
-            plots.lines(shared, accuracy, step, "accuracy"),
-            "Accuracy on the validation split at each training-time-test step.",
-        )
+        for (reason, stage), by_set in counts.items()
+    ]
+
+
+def _training(results: Results, root: Path, run: list[tuple[str, str]]) -> list[str]:
+    train, extract = results.metrics.get("train", {}), results.metrics.get("extract", {})
+    pairs = [
+        ("conversations", number(train.get("documents"))),
+        ("tokens", number(train.get("tokens"))),
+        ("supervised predictions", number(train.get("predictions"))),
+        ("optimiser steps", number(train.get("steps"))),
+        ("TTT steps", number(train.get("ttt_steps"))),
+        ("tokens that the draft vocabulary covers", percent(train.get("vocabulary_coverage"))),
+        ("hidden states", size(extract.get("size_bytes"))),
+        (
+            "stored states that name the target's token",
+            percent(extract.get("teacher_argmax_agreement")),
+        ),
+        ("time", seconds(train.get("wall_s"))),
+        *run,
+    ]
+    drawn = training_figures(root)
+    boxes = [markup.figure(*f) for f in drawn]
+    boxes.append(markup.facts("The run", (pair for pair in pairs if pair[1] != UNKNOWN)))
+    parts = [markup.heading(2, "How training went")]
+    if not drawn:
+        parts.append(markup.note("`models/drafter/curves.jsonl` is not there, so no curves."))
+    return [*parts, markup.columns(boxes)]
+
+
+def run_facts(results: Results, target: dict[str, object], version: str) -> list[tuple[str, str]]:
+    """Return what made this page."""
+    export = results.metrics.get("export", {})
+    pairs = (
+        ("target", str(target.get("name", UNKNOWN))),
+        ("target revision", str(target.get("revision", UNKNOWN))[:16]),
+        ("codec", str(target.get("codec", UNKNOWN))),
+        ("drafter parameters", number(export.get("parameters"))),
+        ("drafter size", size(export.get("size_bytes"))),
+        ("sources", version),
     )
+    return [pair for pair in pairs if pair[1] != UNKNOWN]
 
 
-def smoothed(rows: Sequence[dict[str, float]], points: int = 60) -> list[dict[str, float]]:
-    """Return at most `points` rows, each the mean of a run of neighbours."""
-    if not rows:
-        return []
-    size = -(-len(rows) // points)
-    groups = [rows[i : i + size] for i in range(0, len(rows), size)]
-    numeric = [k for k, v in rows[0].items() if isinstance(v, int | float)]
-    return [{k: sum(r[k] for r in group) / len(group) for k in numeric} for group in groups]
+def acceptance_picture(results: Results) -> bytes:
+    """Return the README's picture: acceptance by held-out set, and by position."""
+    from eyas.desk.figures import by_position, by_set
 
-
-def _table(caption: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th scope=col>{html.escape(h)}</th>" for h in headings)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return (
-        f"<div class=wide><table><caption>{html.escape(caption)}</caption>"
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _figure(svg: bytes, caption: str) -> str:
-    data = base64.b64encode(svg).decode()
-    text = html.escape(caption)
-    return (
-        f'<figure><img alt="{text}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{text}</figcaption></figure>"
-    )
+    bars = by_set(results)
+    draws = {"Acceptance length": bars.draw, "Share of drafts accepted": by_position(results)}
+    return plots.png_of(draws, max(3.2, bars.height_in))

@@ -1,132 +1,111 @@
-"""What the last run made, at the end of `make run` and on the report page.
+"""What the last run made, in 80 columns, at the end of `make run`.
 
-Reads: metrics/*.json, data/evaluation.json. Run: eyas summary.
+Reads: params.yaml, metrics/*.json, data/evaluation.json. Run: eyas summary.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eyas.errors import EyasError
-from eyas.files import read_json
+from eyas.desk.params import read_params
+from eyas.desk.results import (
+    ALL,
+    DRAFTERS,
+    Results,
+    passes_saved,
+    read_results,
+    share_kept,
+)
+from eyas.desk.words import dollars, number, percent, ratio
 
-ALL = "all"
-DRAFTERS = ("trained", "untrained", "random", "lookup")
-TITLES = {
-    "trained": "trained drafter",
-    "untrained": "its start, untrained",
-    "random": "random weights",
-    "lookup": "prompt lookup",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """Every number of a run, as the stages wrote them."""
-
-    metrics: Mapping[str, Mapping[str, Any]]  # by stage or stage-data set
-    evaluation: Mapping[str, Any]
-    datasets: tuple[str, ...]
-
-    def of(self, stage: str, dataset: str, name: str) -> float | int | None:
-        """Return a stage's metric for a data set, or None where it has none."""
-        return self.metrics.get(f"{stage}-{dataset}", {}).get(name)
-
-    def tau(self, drafter: str, dataset: str, steps: int | None = None) -> float | None:
-        """Return an acceptance length of the replayed table; K is the headline's by default."""
-        row = self.row(drafter, dataset, steps)
-        return row["tau"] if row else None
-
-    def row(self, drafter: str, dataset: str, steps: int | None = None) -> dict[str, Any] | None:
-        """Return a row of the replayed table."""
-        wanted = (drafter, dataset, steps or self.evaluation["headline_steps"], "replay")
-        for row in self.evaluation["rows"]:
-            if (row["drafter"], row["dataset"], row["draft_steps"], row["method"]) == wanted:
-                return row
-        return None
+_WIDTH = 80
 
 
-def read_results(root: Path) -> Results:
-    """Read the numbers of the last run.
+def print_summary(root: Path) -> None:
+    """Print both tables and where to look next.
 
-    Raises: EyasError if there was none.
+    Raises: EyasError if nothing has run yet.
     """
-    files = sorted((root / "metrics").glob("*.json"))
-    if not files:
-        raise EyasError(f"{root / 'metrics'}: no run has been here", hint="run `make run`")
-    metrics = {path.stem: read_json(path) for path in files}
-    names = [stem.removeprefix("prepare-") for stem in metrics if stem.startswith("prepare-")]
-    evaluation = read_json(root / "data/evaluation.json", hint="run `dvc repro evaluate`")
-    return Results(metrics=metrics, evaluation=evaluation, datasets=tuple(names))
+    from rich.console import Console
+
+    sources = read_params(root / "params.yaml").section("merge.sources", tuple[str, ...])
+    results = read_results(root, sources)
+    console = Console(highlight=False, soft_wrap=False, width=_WIDTH)
+    headings = ("data set", "prompts", "responses", "tokens", "cost USD", "accepted")
+    console.print()
+    console.print(_table("Data", headings, data_rows(results)))
+    console.print()
+    if results.evaluation is None:
+        console.print("The drafter has not been evaluated yet: run `dvc repro`.")
+    else:
+        title = f"Acceptance length on held-out prompts, K={results.headline_steps}, bonus counted"
+        heads = ("held-out set", *DRAFTERS, "passes saved")
+        console.print(_table(title, heads, drafter_rows(results)))
+        console.print(verdict(results))
+    console.print("\nreport   reports/index.html\ndrafter  models/export (SGLang, vLLM)")
+    console.print("runs     make ui, then http://127.0.0.1:5000")
 
 
 def data_rows(results: Results) -> list[tuple[str, ...]]:
-    """Return a row a data set: prompts, answers, tokens, cost, accepted share."""
+    """Return a row a data set: prompts, answers, tokens, cost, accepted share; and their sum."""
     rows: list[tuple[str, ...]] = []
     for name in results.datasets:
-        tokens = [
-            results.of("generate", name, f"{kind}_tokens") for kind in ("prompt", "completion")
-        ]
-        accepted = results.of("validate", name, "accepted_share")
+        kinds = [results.of("generate", name, f"{k}_tokens") for k in ("prompt", "completion")]
+        known = [k for k in kinds if k is not None]
         rows.append(
             (
                 name,
                 number(results.of("prepare", name, "prompts")),
                 number(results.of("generate", name, "responses")),
-                number(sum(int(t or 0) for t in tokens)),
-                f"{results.of('generate', name, 'cost_usd') or 0:.4f}",
-                "-" if accepted is None else f"{accepted:.1%}",
+                number(sum(known) if known else None),
+                dollars(results.of("generate", name, "cost_usd")),
+                percent(results.of("validate", name, "accepted_share")),
             )
         )
-    return rows
+    totals = [results.total("generate", f"{k}_tokens") for k in ("prompt", "completion")]
+    known = [t for t in totals if t is not None]
+    everything = (
+        ALL,
+        number(results.total("prepare", "prompts")),
+        number(results.total("generate", "responses")),
+        number(sum(known) if known else None),
+        dollars(results.total("generate", "cost_usd")),
+        percent(share_kept(results)),
+    )
+    return [*rows, everything]
 
 
 def drafter_rows(results: Results) -> list[tuple[str, ...]]:
-    """Return a row a held-out set: acceptance length of each drafter at the headline K."""
-    sets = [n for n in results.datasets if results.row("trained", n)]
-    return [(name, *(ratio(results.tau(d, name)) for d in DRAFTERS)) for name in (*sets, ALL)]
+    """Return a row a held-out set: acceptance length of each drafter, forward passes saved."""
+    rows: list[tuple[str, ...]] = []
+    for name in (*results.heldout_sets, ALL):
+        real = results.row("trained", name, method="real")
+        taus = (ratio(results.tau(drafter, name)) for drafter in DRAFTERS)
+        rows.append((name, *taus, percent(passes_saved(real) if real else None)))
+    return rows
 
 
-def number(value: float | int | None) -> str:
-    """Return a count with separators, or a dash."""
-    return "-" if value is None else f"{value:,}"
-
-
-def ratio(value: float | None) -> str:
-    """Return two decimals, or a dash."""
-    return "-" if value is None else f"{value:.2f}"
-
-
-def print_summary(root: Path) -> None:
-    """Print both tables and where to look next."""
-    from rich.console import Console
-
-    results = read_results(root)
-    console = Console(highlight=False)
-    steps = results.evaluation["headline_steps"]
-    headings = ("data set", "prompts", "responses", "tokens", "cost USD", "accepted")
-    console.print(_table("Data", headings, data_rows(results)))
-    title = f"Acceptance length on held-out prompts (K={steps}, bonus token counted)"
-    console.print(
-        _table(title, ("held-out set", *(TITLES[d] for d in DRAFTERS)), drafter_rows(results))
+def verdict(results: Results) -> str:
+    """Return losslessness and speed in one sentence."""
+    metrics = results.metrics.get("evaluate", {})
+    if "lossless_share" not in metrics:
+        return ""
+    return (
+        f"lossless on {percent(metrics['lossless_share'], 0)} of {metrics['prompts']} prompts; "
+        f"{metrics['wall_clock_ratio']:.2f}x the speed of plain decoding\n"
+        "(wall clock, one sequence at a time, this machine)"
     )
-    metrics = results.metrics["evaluate"]
-    console.print(
-        f"lossless on {metrics['lossless_share']:.0%} of {metrics['prompts']} prompts; "
-        f"{metrics['forward_passes_saved_share']:.0%} of the target's forward passes saved; "
-        f"{metrics['wall_clock_ratio']:.2f}x the speed of plain decoding here (batch 1)"
-    )
-    console.print("\nreport   reports/index.html\ndrafter  models/export  (SGLang, vLLM)")
-    console.print("runs     make ui, then http://127.0.0.1:5000")
 
 
 def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left")
-    for row in rows:
+        table.add_column(heading, justify="right" if index else "left", no_wrap=True)
+    for index, row in enumerate(rows):
+        if index == len(rows) - 1:
+            table.add_section()
         table.add_row(*row)
     return table

@@ -1,0 +1,161 @@
+"""The files of a finished run, as the stages write them: four data sets, one of trajectories."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eyas.files import write_json, write_jsonl
+from eyas.parquet import write_samples
+from eyas.records import Sample
+
+SETS = ("chat", "tools", "code", "trajectories")
+ANSWERS = {"chat": 136, "tools": 90, "code": 90, "trajectories": 0}
+LENGTHS = {"chat": (90, 50), "tools": (120, 30), "code": (150, 20), "trajectories": (60, 30)}
+TAUS = {"trained": 1.62, "untrained": 1.49, "random": 1.0, "lookup": 1.21}
+
+
+def data_metrics(name: str) -> dict[str, dict[str, Any]]:
+    answers = ANSWERS[name]
+    kept = max(answers - 5, 20)
+    truth = {"identical_share": 0.97, "kept_identical_share": 0.99, "replies_of_known_ids": answers}
+    return {
+        "prepare": {
+            "rows_in": 170,
+            "prompts": answers or 23,
+            "heldout": 14,
+            "rejects_duplicate": 2,
+        },
+        "generate": {
+            "prompts": answers,
+            "responses": answers,
+            "truncated": answers // 3,
+            "prompt_tokens": 55 * answers,
+            "completion_tokens": 110 * answers,
+            "cost_usd": 0.0000495 * answers,
+            "rejects_budget": 3 if name == "code" else 0,
+        },
+        "reconstruct": {"rows_in": answers or 23, "rows_out": kept + 1}
+        | (truth if answers else {}),
+        "validate": {
+            "rows_in": kept + 1,
+            "rows_out": kept,
+            "accepted_share": 0.95,
+            "rejects_ends_in_loop": 1,
+        },
+    }
+
+
+def evaluation_rows() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    spread = {"all": 0.0, "chat": -0.1, "tools": 0.12, "code": 0.08, "trajectories": -0.2}
+    for drafter, base in TAUS.items():
+        for steps in range(1, 6) if drafter == "trained" else (3,):
+            for name, shift in spread.items():
+                tau = 1 + max(0.0, base - 1 + (shift if base > 1 else 0)) * (1 - 0.45**steps)
+                prompts = 37 if name == "all" else {"trajectories": 1}.get(name, 12)
+                verifications = prompts * 30
+                rows.append(
+                    {
+                        "drafter": drafter,
+                        "dataset": name,
+                        "method": "replay",
+                        "draft_steps": steps,
+                        "tau": tau,
+                        "tau_low": tau - 0.08,
+                        "tau_high": tau + 0.11,
+                        "tau_without_loops": tau - 0.05,
+                        "acceptance_by_position": [
+                            max(0.0, 0.45 + shift / 2 - 0.04 * k) for k in range(steps)
+                        ],
+                        "prompts": prompts,
+                        "prompts_in_loops": 2 if name == "all" else 1,
+                        "verifications": verifications,
+                        "tokens": round(verifications * tau),
+                    }
+                )
+    real = [r for r in rows if (r["drafter"], r["draft_steps"]) == ("trained", 3)]
+    return [*({**r, "method": "real", "lossless_prompts": r["prompts"]} for r in real), *rows]
+
+
+def curve_rows(steps: int = 180, ttt_steps: int = 3) -> list[dict[str, Any]]:
+    draw = random.Random(0)
+
+    def row(split: str, step: int) -> dict[str, Any]:
+        noise = draw.uniform(-0.15, 0.15) if split == "train" else 0.0
+        figures: dict[str, Any] = {"split": split, "step": step, "epoch": 1}
+        for k in range(1, ttt_steps + 1):
+            figures[f"loss_step{k}"] = 2.2 + 0.5 * k + 1.3 * 0.985**step + noise
+            figures[f"accuracy_step{k}"] = 0.52 - 0.09 * k - 0.12 * 0.985**step - noise / 4
+        figures["simulated_acceptance_length"] = 1.75 - 0.3 * 0.985**step - noise / 3
+        return figures
+
+    return [row("val", 0), *(row("train", s) for s in range(1, steps + 1)), row("val", steps)]
+
+
+def samples_of(name: str) -> list[Sample]:
+    draw, (mean, deviation) = random.Random(name), LENGTHS[name]
+    samples = []
+    for index in range(60):
+        length = min(160, max(2, int(draw.gauss(mean, deviation))))
+        samples.append(
+            Sample(
+                id=f"{name}{index}",
+                dataset=name,
+                input_ids=tuple(range(40 + length)),
+                spans=((40, 40 + length),),
+                temperature=0.7,
+                provider="local",
+                flags=(),
+                completion_tokens_billed=length,
+            )
+        )
+    return samples
+
+
+@pytest.fixture(scope="session")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with every file that summary and report read."""
+    root = tmp_path_factory.mktemp("run")
+    for name in SETS:
+        for stage, metrics in data_metrics(name).items():
+            write_json(root / f"metrics/{stage}-{name}.json", metrics)
+        write_samples(root / f"data/valid/{name}.parquet", samples_of(name))
+    single: dict[str, dict[str, Any]] = {
+        "merge": {"rows_in": 316, "rows_out": 312, "tokens": 52110, "rejects_too_long": 4},
+        "extract": {
+            "tokens": 52110,
+            "size_bytes": 240_000_000,
+            "teacher_argmax_agreement": 0.9987,
+        },
+        "train": {
+            "documents": 290,
+            "tokens": 48000,
+            "predictions": 30100,
+            "steps": 180,
+            "ttt_steps": 3,
+            "vocabulary_coverage": 0.9991,
+            "wall_s": 214.0,
+            "val_simulated_acceptance_length": 1.73,
+        },
+        "export": {"parameters": 14_200_000, "size_bytes": 28_400_000},
+        "evaluate": {f"acceptance_length_{d}": tau for d, tau in TAUS.items()}
+        | {
+            "prompts": 37,
+            "lossless_share": 1.0,
+            "wall_clock_ratio": 1.08,
+            "forward_passes_saved_share": 0.355,
+        },
+    }
+    for stage, metrics in single.items():
+        write_json(root / f"metrics/{stage}.json", metrics)
+    write_json(
+        root / "data/evaluation.json",
+        {"headline_steps": 3, "rows": evaluation_rows(), "wall_clock": {"prompts": 8}},
+    )
+    write_jsonl(root / "models/drafter/curves.jsonl", curve_rows())
+    target = {"name": "smollm2_135m", "codec": "chatml", "revision": "9f" * 32}
+    write_json(root / "models/target/eyas_target.json", target)
+    (root / "params.yaml").write_text("merge: {sources: [chat, tools, code, trajectories]}\n")
+    return root

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.export import (
@@ -11,9 +12,11 @@ from eyas.drafter.export import (
     check_tensors,
     expected_shapes,
     read_tensors,
+    served_tensors,
     serving_config,
     write_export,
 )
+from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter
 from eyas.errors import EyasError
 from eyas.files import read_json
@@ -59,6 +62,32 @@ def test_an_export_comes_back_bit_for_bit_in_bfloat16(tmp_path: Path) -> None:
         assert torch.equal(again[name], expected), name
     assert read_json(tmp_path / "config.json") == serving_config(CONFIG)
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == "card\n"
+
+
+def test_a_reloaded_drafter_gives_the_logits_of_the_bfloat16_weights_in_memory(
+    tmp_path: Path,
+) -> None:
+    tensors = good()
+    write_export(tmp_path, tensors, CONFIG, "")
+    generator = torch.Generator().manual_seed(1)
+    embed_VD = torch.randn(40, 16, generator=generator)
+    aux_TLD = torch.randn(5, 3, 16, generator=generator)
+    path = [3, 1, 4, 1, 5, 9]
+    hidden_TD = torch.randn(5, 16, generator=generator)
+    memory, disk = (
+        DraftRunner(weights, CONFIG, embed_VD)
+        for weights in (served_tensors(tensors), read_tensors(tmp_path / WEIGHTS))
+    )
+    assert torch.equal(memory.logits(hidden_TD), disk.logits(hidden_TD))
+    assert torch.equal(
+        memory.draft_everywhere(path, aux_TLD, 3), disk.draft_everywhere(path, aux_TLD, 3)
+    )
+
+
+def test_the_weights_name_their_target(tmp_path: Path) -> None:
+    write_export(tmp_path, good(), CONFIG, "")
+    with safe_open(tmp_path / WEIGHTS, framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "target": "t", "target_revision": "r"}
 
 
 def test_the_served_config_has_layer_ids_and_rope_in_both_forms() -> None:

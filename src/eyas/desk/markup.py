@@ -48,12 +48,15 @@ caption{text-align:left;padding-bottom:.5rem}
 th,td{padding:.42rem .7rem;border-bottom:1px solid var(--line);text-align:right;
 white-space:nowrap}
 thead th{color:var(--soft);font-weight:500;vertical-align:bottom;white-space:normal}
-th:first-child,td:first-child{text-align:left;padding-left:0}tbody th{font-weight:500}
+th:first-child{text-align:left;padding-left:0;position:sticky;left:0;background:var(--back)}
+tbody th{font-weight:500}
 tbody tr.total th,tbody tr.total td{border-top:2px solid var(--line);font-weight:600}
-details{padding:.6rem 1rem;margin:1rem 0}summary{cursor:pointer}
+details{padding:.6rem 1rem;margin:1rem 0}details th:first-child{background:var(--card)}
+summary{cursor:pointer}
 .facts{margin:0;font-size:.92rem}.facts div{display:flex;justify-content:space-between;
 gap:1rem;padding:.32rem 0;border-bottom:1px solid var(--line)}.facts div:last-child{border:0}
-.facts dd{margin:0;text-align:right;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
+.facts dd{margin:0;flex:none;max-width:60%;text-align:right;overflow-wrap:anywhere;
+font-variant-numeric:tabular-nums}
 .facts dt{color:var(--soft)}
 .terms dt{font-weight:600}.terms dd{margin:0 0 .8rem;max-width:44rem;color:var(--soft)}
 footer{margin-top:4rem;border-top:1px solid var(--line);padding-top:1rem}

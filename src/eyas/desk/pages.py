@@ -150,7 +150,7 @@ def _gains(results: Results) -> list[str]:
     headings = ("held-out set", "prompts", "trained", "95 % interval")
     headings += tuple(TITLES[drafter] for drafter in BASELINES)
     rows = [gain_row(results, name) for name in (*results.heldout_sets, ALL)]
-    caption = f"Acceptance length at K = {results.headline_steps}, bonus token counted"
+    caption = f"Acceptance length, K = {results.headline_steps}"
     parts.append(
         markup.table(caption, (*headings, "passes saved", "lossless", "in loops"), rows),
     )
@@ -263,7 +263,7 @@ def _rejects(results: Results) -> list[str]:
     if not rows:
         return [*parts, markup.paragraph("Nothing: every row passed every rule.")]
     headings = ("stage: reason", *results.datasets, "sum")
-    caption = "Rows dropped. Each of them, and why, stands in data/*/*.rejects.jsonl"
+    caption = "Rows dropped (each in data/*/*.rejects.jsonl)"
     return [*parts, markup.table(caption, headings, rows)]
 
 
@@ -293,6 +293,7 @@ def reject_rows(results: Results) -> list[tuple[str, ...]]:
 def _training(results: Results, root: Path, run: list[tuple[str, str]]) -> list[str]:
     train, extract = results.metrics.get("train", {}), results.metrics.get("extract", {})
     pairs = [
+        *run,
         ("conversations", number(train.get("documents"))),
         ("tokens", number(train.get("tokens"))),
         ("supervised predictions", number(train.get("predictions"))),
@@ -304,8 +305,7 @@ def _training(results: Results, root: Path, run: list[tuple[str, str]]) -> list[
             "stored states that name the target's token",
             percent(extract.get("teacher_argmax_agreement")),
         ),
-        ("time", seconds(train.get("wall_s"))),
-        *run,
+        ("training time", seconds(train.get("wall_s"))),
     ]
     drawn = training_figures(root)
     boxes = [markup.figure(*f) for f in drawn]

@@ -20,6 +20,7 @@ _STYLE = {
     "font.size": 10,
     "text.color": INK,
     "text.parse_math": False,
+    "axes.facecolor": "none",
     "axes.edgecolor": LINE,
     "axes.labelcolor": SOFT,
     "axes.spines.top": False,
@@ -199,7 +200,11 @@ def svg_of(draws: Mapping[str, Draw], *, name: str, alt: str, height_in: float =
     out = io.StringIO()
     metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
-        figure = _figure(draws, (_WIDTH_IN, height_in), columns=1)
+        figure = _figure((_WIDTH_IN, height_in))
+        places = figure.subplots(len(draws), squeeze=False).flat
+        for axes, (title, draw) in zip(places, draws.items(), strict=True):
+            draw(axes)
+            axes.set_title(title)
         figure.savefig(out, format="svg", transparent=True, metadata=metadata)
     text = out.getvalue()
     body = text[text.index(">", text.index("<svg")) + 1 :]
@@ -213,27 +218,26 @@ def svg_of(draws: Mapping[str, Draw], *, name: str, alt: str, height_in: float =
 
 
 def png_of(draws: Mapping[str, Draw], height_in: float) -> bytes:
-    """Return a PNG, on its own background, of plots beside each other."""
+    """Return a PNG, on its own background, of plots beside each other, titled by their names."""
     import matplotlib
 
     out = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
-        figure = _figure(draws, (_WIDTH_IN * len(draws), height_in), columns=len(draws))
+        figure = _figure((_WIDTH_IN * len(draws), height_in))
+        parts = figure.subfigures(1, len(draws), squeeze=False).flat
+        for part, (title, draw) in zip(parts, draws.items(), strict=True):
+            part.set_facecolor(CARD)
+            part.suptitle(title, x=0.02, ha="left")
+            draw(part.subplots())
         figure.savefig(out, format="png", dpi=150, facecolor=CARD, metadata={"Software": None})
     return out.getvalue()
 
 
-def _figure(draws: Mapping[str, Draw], size_in: tuple[float, float], *, columns: int) -> Any:
+def _figure(size_in: tuple[float, float]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=size_in, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
-    grid = figure.subplots(len(draws) // columns, columns, squeeze=False)
-    for axes, (title, draw) in zip(grid.flat, draws.items(), strict=True):
-        draw(axes)
-        if title:
-            axes.set_title(title)
-    return figure
+    return Figure(figsize=size_in, layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
 
 
 def _variables() -> dict[str, str]:

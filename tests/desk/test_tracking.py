@@ -45,11 +45,15 @@ def report(**metrics: float) -> Report:
     return Report(summary="", metrics=metrics)
 
 
-def all_runs() -> list[Any]:
-    """Return every run that is not deleted, parents first."""
+def client_here() -> Any:
     from mlflow import MlflowClient
 
-    client = MlflowClient("sqlite:///var/mlflow.db")
+    return MlflowClient(f"sqlite:///{Path('var/mlflow.db').resolve()}")
+
+
+def all_runs() -> list[Any]:
+    """Return every run that is not deleted, parents first."""
+    client = client_here()
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
@@ -57,10 +61,7 @@ def all_runs() -> list[Any]:
 
 
 def history(run: Any, metric: str) -> list[tuple[int, float]]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient("sqlite:///var/mlflow.db")
-    return [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, metric)]
+    return [(m.step, m.value) for m in client_here().get_metric_history(run.info.run_id, metric)]
 
 
 def test_importing_it_imports_no_mlflow() -> None:

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from eyas import cli
 from eyas.desk.params import compose
-from eyas.errors import EyasError
 from eyas.files import write_text
 
 ROOT = Path.cwd()

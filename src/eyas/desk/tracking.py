@@ -186,7 +186,7 @@ def _open() -> tuple[Any, str]:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with _lock():
-        client = MlflowClient(f"sqlite:///{FOLDER / 'mlflow.db'}")
+        client = MlflowClient(f"sqlite:///{(FOLDER / 'mlflow.db').resolve()}")
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
             return client, found.experiment_id

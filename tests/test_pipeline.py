@@ -34,7 +34,9 @@ class Ran:
 
 
 def run_all(ran: Ran) -> None:
-    tree = yaml.safe_load(compose(["experiment=tiny", "runtime.tracking=off", "runtime.threads=1"]))
+    text = compose(["experiment=tiny", "runtime.tracking=off", "runtime.threads=1"])
+    Path("params.yaml").write_text(text, encoding="utf-8")
+    tree = yaml.safe_load(text)
     for stage in WORKING:
         module = importlib.import_module(f"eyas.stages.{stage}")
         for dataset in tree["datasets"] if "foreach" in STAGES[stage] else [None]:

@@ -256,6 +256,6 @@ def test_a_stage_tells_no_figure_of_a_later_one() -> None:
     assert headlines(results, "merge") == {"data_cost_usd": 0.5}
     assert set(headlines(results, "train")) == {
         "data_cost_usd",
-        "train_acceptance_length_simulated",
+        "tau_simulated",
     }
-    assert headlines(results, "evaluate")["acceptance_length_trained"] == 1.6
+    assert headlines(results, "evaluate")["tau_trained"] == 1.6

@@ -185,8 +185,8 @@ def test_stages_are_recorded_below_the_state_of_the_pipeline(
     assert caplog.messages == []
 
     parent, generate, train = all_runs()
-    assert parent.info.run_name.startswith("tiny nogit ")
-    assert parent.info.run_name.endswith(" brave-owl")
+    assert parent.info.run_name.startswith("brave-owl nogit-")
+    assert parent.info.run_name.endswith(" tiny")
     assert parent.info.start_time == STARTED_S * 1000
     assert parent.data.params["train.lr"] == "0.0002"
     assert "runtime.threads" not in parent.data.params
@@ -194,7 +194,7 @@ def test_stages_are_recorded_below_the_state_of_the_pipeline(
         "data_cost_usd_chat": 0.25,
         "data_cost_usd": 0.25,
         "data_responses": 3,
-        "train_acceptance_length_simulated": 1.5,
+        "tau_simulated": 1.5,
     }
     assert {run.info.run_name for run in (generate, train)} == {"generate@chat", "train"}
     for run in (generate, train):
@@ -253,7 +253,7 @@ def test_six_processes_on_a_fresh_database_all_succeed() -> None:
     assert [process.returncode for process in started] == [0] * 6
     assert said == [""] * 6
     runs = all_runs()
-    assert [r.info.run_name for r in runs if r.info.run_name.startswith("tiny")] == [
+    assert [r.info.run_name for r in runs if r.info.run_name.endswith("tiny")] == [
         runs[0].info.run_name
     ]
     assert sorted(r.info.run_name for r in runs[1:]) == [f"stage{i}" for i in range(6)]

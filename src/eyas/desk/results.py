@@ -106,7 +106,8 @@ def share_kept(results: Results) -> float | None:
 def headlines(results: Results, stage: str) -> dict[str, float]:
     """Return the figures by which people compare runs, as far as they are in step after a stage.
 
-    Metrics of later stages may lie on disk from an earlier state, so they are left out.
+    Metrics of later stages may lie on disk from an earlier state, so they are left out. Names are
+    short, since MLflow's table cuts them: tau is the acceptance length.
     """
     figures: dict[str, float | int | None] = {}
     if stage in ("merge", "extract", "train", "export", "evaluate", "report"):
@@ -118,9 +119,10 @@ def headlines(results: Results, stage: str) -> dict[str, float]:
         }
     if stage in ("train", "export", "evaluate", "report"):
         train = results.metrics.get("train", {})
-        figures["train_acceptance_length_simulated"] = train.get("val_simulated_acceptance_length")
+        figures["tau_simulated"] = train.get("val_simulated_acceptance_length")
     if stage in ("evaluate", "report"):
+        evaluate = results.metrics.get("evaluate", {})
         names = ("lossless_share", "wall_clock_ratio", "forward_passes_saved_share")
-        names += tuple(f"acceptance_length_{drafter}" for drafter in DRAFTERS)
-        figures |= {name: results.metrics.get("evaluate", {}).get(name) for name in names}
+        figures |= {name: evaluate.get(name) for name in names}
+        figures |= {f"tau_{d}": evaluate.get(f"acceptance_length_{d}") for d in DRAFTERS}
     return {name: float(value) for name, value in figures.items() if value is not None}

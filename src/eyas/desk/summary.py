@@ -43,7 +43,7 @@ def print_summary(root: Path) -> None:
         console.print(_table(title, heads, drafter_rows(results)))
         console.print(verdict(results))
     console.print("\nreport   reports/index.html\ndrafter  models/export (SGLang, vLLM)")
-    console.print("runs     make ui, then http://127.0.0.1:5000")
+    console.print("runs     make ui, then http://127.0.0.1:5000/#/experiments/1/runs")
 
 
 def data_rows(results: Results) -> list[tuple[str, ...]]:

@@ -154,7 +154,8 @@ def _parent(
         if found := _find(client, experiment, state.key):
             return found[0]
         trial = os.environ.get("DVC_EXP_NAME", "")
-        target = tree.get("target", {}).get("name", "pipeline")
+        target = tree.get("target", {}).get("name", "")
+        name = f"{state.commit[:7]}-{state.digest[:8]}"  # first: the table cuts names
         dirty = " (with uncommitted changes)" if state.dirty else ""
         note = (
             f"One state of the pipeline: commit `{state.commit[:12]}`{dirty}, parameters "
@@ -163,7 +164,7 @@ def _parent(
         run = client.create_run(
             experiment,
             start_time=start_ms,
-            run_name=" ".join(filter(None, (target, state.commit[:7], state.digest[:8], trial))),
+            run_name=" ".join(filter(None, (trial, name, target))),
             tags=_tags(state, state.key, "pipeline")
             | {"mlflow.note.content": note, "mlflow.source.name": "dvc repro"}
             | ({"dvc.experiment": trial} if trial else {}),

@@ -182,8 +182,8 @@ def real_loop_words(results: Results) -> str:
     row = results.row("trained", ALL)
     if row is not None and row["prompts_in_loops"]:
         words += (
-            f"{row['prompts_in_loops']} replies end in a loop, which is easy to foresee; without "
-            f"them the acceptance length is {ratio(row['tau_without_loops'])}. "
+            f"Replies that end in a loop: {row['prompts_in_loops']}. A loop is easy to foresee; "
+            f"without them the acceptance length is {ratio(row['tau_without_loops'])}. "
         )
     return words + "Other K and the baselines are replays of the same replies."
 

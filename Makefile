@@ -7,6 +7,9 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export DVC_NO_ANALYTICS := true
+export UV_COMPILE_BYTECODE := 1
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := true
 
 .PHONY: help install run test check fast lock ui clean
 

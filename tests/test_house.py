@@ -12,6 +12,7 @@ FLOOR = {"errors", "records", "files", "parquet", "settings"}
 MODULES = sorted(SRC.rglob("*.py"))
 ONLY_HERE = {"mlflow": {"desk/tracking.py"}, "httpx": {"generation/client.py"}}
 TORCH_ROOMS = {"states", "drafter"}
+STAGES = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
 
 
 def imports_of(path: Path) -> set[str]:
@@ -59,10 +60,31 @@ def test_outside_packages_are_imported_in_their_room_only(path: Path) -> None:
     )
 
 
+def wing_modules_of(stage: str) -> set[Path]:
+    """Return the wing modules that a stage imports, at any depth inside the wings."""
+    found, waiting = set[Path](), [SRC / "stages" / f"{stage}.py"]
+    while waiting:
+        for name in imports_of(waiting.pop()):
+            base = Path("src", *name.split("."))
+            module, inside = base.with_suffix(".py"), base.parent.with_suffix(".py")
+            for path in (module, inside, base / "__init__.py", base.parent / "__init__.py"):
+                if path.is_file() and room_of(path) in WINGS and path not in found:
+                    found.add(path)
+                    waiting.append(path)
+    return {p for p in found if p.name != "__init__.py"}
+
+
+@pytest.mark.parametrize("stage", sorted(set(STAGES) - {"compose"}))
+def test_dvc_watches_exactly_the_wing_modules_that_a_stage_imports(stage: str) -> None:
+    deps = map(Path, STAGES[stage].get("do", STAGES[stage])["deps"])
+    files = [f for dep in deps for f in ([dep] if dep.is_file() else dep.rglob("*.py"))]
+    watched = {f for f in files if f.is_relative_to(SRC) and room_of(f) in WINGS}
+    assert {f for f in watched if f.name != "__init__.py"} == wing_modules_of(stage)
+
+
 def test_every_stage_of_the_pipeline_has_its_module() -> None:
-    stages = set(yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"])
     modules = {p.stem for p in (SRC / "stages").glob("*.py")} - {"__init__"}
-    assert stages == modules
+    assert set(STAGES) == modules
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)

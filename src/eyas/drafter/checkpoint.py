@@ -18,6 +18,7 @@ from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
+_TRAINING = ("attention", "layers", "losses", "model", "packing", "training")  # a step is these
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -77,8 +78,8 @@ def load_checkpoint(
 
 
 def digest_of(settings: Mapping[str, Any], files: Mapping[str, Path]) -> str:
-    """Return 16 hex digits that name a run: settings, input files, and this wing's source."""
-    source = {p.name: sha256_of(p) for p in sorted(Path(__file__).parent.glob("*.py"))}
+    """Return 16 hex digits that name a run: settings, input files, and the source of training."""
+    source = {name: sha256_of(Path(__file__).with_name(f"{name}.py")) for name in _TRAINING}
     inputs = {name: sha256_of(path) for name, path in files.items()}
     text = canonical_json([dict(settings), inputs, source, torch.__version__])
     return hashlib.sha256(text).hexdigest()[:16]

@@ -7,18 +7,11 @@ import psutil
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from eyas.desk.params import Params
+from eyas.desk.params import Params, read_params
 from eyas.desk.stage import Report, run_stage
 from eyas.errors import EyasError
 
-RUNTIME = {
-    "tracking": "off",
-    "threads": 1,
-    "store": "var/states",
-    "concurrency": {"short": 1},
-    "connection": {"url": None, "api_key_env": None, "timeout_s": 1, "attempts": 1, "slots": 1},
-    "train": {"checkpoint_every_s": 1, "log_every_steps": 1},
-}
+RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
 
 
 @pytest.fixture

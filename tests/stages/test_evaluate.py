@@ -8,27 +8,14 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from eyas.desk.params import Params
+from eyas.desk.params import Params, read_params
 from eyas.drafter import acceptance as ac
 from eyas.drafter.inference import DraftRunner
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_text
 from eyas.stages import evaluate, export
 
-RUNTIME = {
-    "tracking": "off",
-    "threads": 1,
-    "store": "var/states",
-    "concurrency": {},
-    "connection": {
-        "url": None,
-        "api_key_env": None,
-        "timeout_s": 1.0,
-        "attempts": 1,
-        "slots": 1,
-    },
-    "train": {"checkpoint_every_s": 1.0, "log_every_steps": 1},
-}
+RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
 SOURCES = ["chat", "code"]
 
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.desk.params import Params
+from eyas.desk.params import Params, read_params
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.parquet import write_samples
@@ -13,20 +13,7 @@ from eyas.stages import extract
 from eyas.states import capture_hf, store
 
 LENGTHS = (9, 30, 4, 17, 12, 25, 8)
-RUNTIME = {
-    "tracking": "off",
-    "threads": 1,
-    "store": "var/states",
-    "concurrency": {},
-    "connection": {
-        "url": None,
-        "api_key_env": None,
-        "timeout_s": 1.0,
-        "attempts": 1,
-        "slots": 1,
-    },
-    "train": {"checkpoint_every_s": 1.0, "log_every_steps": 1},
-}
+RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
 
 
 def params(**changes: Any) -> Params:

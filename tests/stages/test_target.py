@@ -10,20 +10,7 @@ from eyas.files import read_json, write_jsonl
 from eyas.stages import target
 from eyas.states import tiny
 
-RUNTIME = {
-    "tracking": "off",
-    "threads": 1,
-    "store": "var/states",
-    "concurrency": {},
-    "connection": {
-        "url": None,
-        "api_key_env": None,
-        "timeout_s": 1.0,
-        "attempts": 1,
-        "slots": 1,
-    },
-    "train": {"checkpoint_every_s": 1.0, "log_every_steps": 1},
-}
+RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
 SOURCE_FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eyas.desk.params import Params
+from eyas.desk.params import Params, read_params
 from eyas.drafter.config import load_config
 from eyas.drafter.packing import predictions
 from eyas.errors import EyasError
@@ -17,19 +17,10 @@ from eyas.parquet import write_samples
 from eyas.records import Sample
 from eyas.stages import extract, train
 
-RUNTIME = {
+RUNTIME = read_params().value("runtime") | {
     "tracking": "off",
     "threads": 1,
-    "store": "var/states",
-    "concurrency": {},
-    "connection": {
-        "url": None,
-        "api_key_env": None,
-        "timeout_s": 1.0,
-        "attempts": 1,
-        "slots": 1,
-    },
-    "train": {"checkpoint_every_s": 0.0, "log_every_steps": 1},
+    "train": {"checkpoint_every_s": 0.0, "log_every_steps": 1},  # a checkpoint a step
 }
 NUM_TRAIN = 6
 

@@ -1,6 +1,7 @@
 """The frame of every stage: parameters in, metrics and a tracked run out, errors in one line.
 
-Writes: metrics/<stage>[-<data set>].json.
+Writes: metrics/<stage>[-<data set>].json, where the stage has any (report, which reads them all, has
+none: its own file among its deps would make it stale).
 """
 
 import ctypes
@@ -46,7 +47,8 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
     try:
         runtime = params.knob("runtime", Runtime)
         report = work(params)
-        write_json(Path("metrics") / f"{title.replace('@', '-')}.json", dict(report.metrics))
+        if report.metrics:
+            write_json(Path("metrics") / f"{title.replace('@', '-')}.json", dict(report.metrics))
     except (EyasError, OSError) as error:
         log.debug("%s failed", title, exc_info=True)
         sys.exit(f"{title}: error: {error}")

@@ -40,7 +40,7 @@ def work(params: Params) -> Report:
     size_bytes = len(page.encode())
     return Report(
         summary=f"{OUT}/index.html, {size_bytes / 1000:.0f} kB, self-contained",
-        metrics={"page_bytes": size_bytes},
+        metrics={},
         artifacts=tuple(artifacts),
     )
 

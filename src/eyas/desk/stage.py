@@ -1,7 +1,7 @@
 """The frame of every stage: parameters in, metrics and a tracked run out, errors in one line.
 
-Writes: metrics/<stage>[-<data set>].json, where the stage has any (report, which reads them all, has
-none: its own file among its deps would make it stale).
+Writes: metrics/<stage>[-<data set>].json, where the stage has any (report, which reads them all,
+has none: its own file among its deps would make it stale).
 """
 
 import ctypes

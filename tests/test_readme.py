@@ -1,11 +1,25 @@
-"""Every name in the README exists, so that a renamed file or option is noticed here."""
+"""Every name in the README exists, and its commands run in a copy of the repository."""
 
 import re
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import yaml
 
 README = Path("README.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^\$ (.+)$", README, flags=re.MULTILINE)
+NOT_RUN = {
+    "make run": "tests/conftest.py runs what it runs, less the installation",
+    "make test": "it is running",
+    "make ui": "a server that does not end",
+    "export OPENROUTER_API_KEY=...": "a real key",
+    "dvc exp run -S endpoint=openrouter -S endpoint.model=moonshotai/kimi-k2.5": "a real key",
+    "dvc exp run -S train.lr=2e-4": "tests/test_repro.py runs its like",
+    "dvc exp run -S experiment=tiny": "the copy is the tiny experiment already",
+}
+Shell = Callable[[str], subprocess.CompletedProcess[str]]
 MADE_BY_A_RUN = ("models/", "data/", "reports/", "var/", "metrics/", ".venv")
 
 
@@ -38,3 +52,16 @@ def test_every_option_it_names_is_in_the_parameters() -> None:
         for key in name.split("."):
             assert key in value, name
             value = value[key]
+
+
+def test_commands_that_are_not_run_still_stand_in_it() -> None:
+    assert set(NOT_RUN) <= set(COMMANDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in NOT_RUN])
+def test_its_other_commands_run(shell: Shell, tmp_path: Path, command: str) -> None:
+    result = shell(command.replace("/mnt/team", str(tmp_path)))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Traceback" not in result.stderr

@@ -48,6 +48,7 @@ def shell_in(folder: Path) -> Shell:
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "COLUMNS": "100",
+        "SHELL": "/bin/sh",  # DVC's choice where none is set; dash does not exec a last command
     }
 
     def run(command: str) -> subprocess.CompletedProcess[str]:

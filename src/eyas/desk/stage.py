@@ -64,6 +64,9 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
 
 
 def _end_with_dvc() -> None:
-    """Let Linux end this process when DVC is killed: an orphan would go on holding the journal."""
+    """Let Linux end this process when DVC is killed: an orphan would go on holding the journal.
+
+    DVC must be the parent, not a shell between: hence `exec` in dvc.yaml.
+    """
     if os.environ.get("DVC_STAGE") and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

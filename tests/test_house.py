@@ -8,7 +8,7 @@ import yaml
 
 SRC = Path("src/eyas")
 WINGS = {"prompts", "generation", "tokens", "states", "drafter"}
-FLOOR = {"errors", "records", "files", "parquet", "settings"}
+FLOOR = {"errors", "records", "files", "parquet", "settings", "status"}
 MODULES = sorted(SRC.rglob("*.py"))
 ONLY_HERE = {"mlflow": {"desk/tracking.py"}, "httpx": {"generation/client.py"}}
 TORCH_ROOMS = {"states", "drafter"}

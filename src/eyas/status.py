@@ -18,6 +18,7 @@ from eyas.files import write_swiftly
 FOLDER = Path("var/status")
 SCHEMA = 1
 EVERY_S = 2.0
+_HEARD = {"heartbeat_s", "state", "reason"}
 
 
 class Status:
@@ -34,23 +35,28 @@ class Status:
             "host": socket.gethostname(),
             "started_s": round(time.time(), 3),
         }
-        self._told_s = -EVERY_S
-        self.last: dict[str, Any] = {}
+        self._due_s = -EVERY_S
 
-    def due(self) -> bool:
-        """Tell whether the last file is two seconds old."""
-        return time.monotonic() - self._told_s >= EVERY_S
+    def due(self, now_s: float) -> bool:
+        """Tell whether two seconds have passed since this was last true; `now_s` is monotonic."""
+        if now_s - self._due_s < EVERY_S:
+            return False
+        self._due_s = now_s
+        return True
 
     def tell(self, state: str, facts: Mapping[str, Any], *, reason: str = "") -> None:
         """Replace the file. `state`: ramp | run | draining | paused | done | failed.
 
         Every stage gives `done`, `total`, `unit` and `eta_s` (None: unknown) among its facts.
         """
-        self._told_s = time.monotonic()
-        self.last = dict(facts)
         heard = {"heartbeat_s": round(time.time(), 3), "state": state, "reason": reason}
-        write_swiftly(self._path, orjson.dumps(self._head | heard | self.last))
+        write_swiftly(self._path, orjson.dumps(self._head | heard | dict(facts)))
 
     def end(self, state: str, reason: str) -> None:
-        """Write the last word, under what was told before."""
-        self.tell(state, self.last, reason=reason)
+        """Write the last word over what this process told before."""
+        try:
+            last = orjson.loads(self._path.read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            last = {}
+        same = last.get("pid") == self._head["pid"]
+        self.tell(state, {k: v for k, v in last.items() if same and k not in _HEARD}, reason=reason)

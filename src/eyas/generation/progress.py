@@ -76,9 +76,9 @@ class Progress:
 
     def show(self, view: View) -> None:
         """Draw the state now, or log it if the last line is 15 s old."""
-        if self._status and self._status.due():
-            self._status.tell(view.state, view.facts, reason=view.reason)
         now_s = time.monotonic()
+        if self._status and self._status.due(now_s):
+            self._status.tell(view.state, view.facts, reason=view.reason)
         line = f"{self._title}: {describe(view.facts)}"
         if self._console.is_terminal:
             self._live.update(Text(line), refresh=True)

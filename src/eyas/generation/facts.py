@@ -32,6 +32,7 @@ class Tally:
     requests_sent: int = 0
     abandoned: int = 0
     maybe_billed: int = 0  # attempts that were sent and brought nothing
+    settled: int = 0  # of them, and of earlier runs': whose price GET /generation told
     key: dict[str, float | None] = field(default_factory=dict)  # what GET /key said, purse.py
     in_flight: int = 0
     limit: int = 0
@@ -98,6 +99,7 @@ def facts_of(
             "truncated": tally.truncated,
             "abandoned": tally.abandoned,
             "maybe_billed": tally.maybe_billed,
+            "settled": tally.settled,
         },
         "attempts": {"sent": tally.requests_sent, "failed": dict(tally.failures)},
         "budget": {

@@ -44,6 +44,7 @@ def failure_of(row: Row, outcome: Outcome, *, charged_tokens: int, final: bool) 
         "detail": outcome.detail,
         "provider": outcome.provider,
         "generation_id": outcome.generation_id,
+        "maybe_billed": outcome.maybe_billed,
         "cost_usd": outcome.cost_usd,
         "usage": outcome.usage,
         "raw": outcome.raw,

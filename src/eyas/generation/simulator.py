@@ -156,9 +156,10 @@ async def _sell(
     if act == "hang":
         await asyncio.sleep(_HANG_S)
     text = alter(act, reply)
+    headers = {"X-Generation-Id": reply["id"]}
     if act == "cut":
-        return await _cut(request, text)
-    return web.Response(body=text, content_type="application/json")
+        return await _cut(request, text, headers)
+    return web.Response(body=text, content_type="application/json", headers=headers)
 
 
 def _read(raw: bytes, model: str) -> dict[str, Any]:
@@ -197,8 +198,8 @@ def _say(market: _Market, fault: Fault, provider: str) -> web.Response:
     return _json(fault.status, body, headers)
 
 
-async def _cut(request: web.Request, text: bytes) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Length": str(len(text))})
+async def _cut(request: web.Request, text: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**headers, "Content-Length": str(len(text))})
     await response.prepare(request)
     await response.write(text[: len(text) // 2])
     if request.transport:

@@ -88,6 +88,7 @@ def facts_of(
         "done": tally.done,
         "total": tally.total,
         "unit": "rows",
+        "elapsed_s": round(now_s - started_s, 1),
         "eta_s": eta_s(tally, budget, measured["tokens_per_s"], measured["answers_per_s"]),
         "rows": {
             "resumed": tally.resumed,

@@ -99,6 +99,15 @@ class Run:
         if self._stop:
             raise self._stop
 
+    def facts(self, now_s: float | None = None) -> dict[str, Any]:
+        """Return the numbers of the run at this moment, facts.py."""
+        return facts_of(
+            *(self.tally, self._limits.tokens, self._limiter, self._meter),
+            now_s=time.monotonic() if now_s is None else now_s,
+            started_s=self._started_s,
+            sent_s=(row.sent_s for row in self._tasks.values()),
+        )
+
     def interrupt(self) -> None:
         """Drain at the first call, abandon what is in flight at the second."""
         if self._stop:
@@ -334,10 +343,5 @@ class Run:
         return View(
             state=state_of(self._limiter, now_s, stopping=bool(self._stop), dry=self._dry),
             reason=str(self._stop or ""),
-            facts=facts_of(
-                *(self.tally, self._limits.tokens, self._limiter, self._meter),
-                now_s=now_s,
-                started_s=self._started_s,
-                sent_s=(row.sent_s for row in self._tasks.values()),
-            ),
+            facts=self.facts(now_s),
         )

@@ -55,7 +55,9 @@ async def measure(name: str, options: argparse.Namespace) -> dict[str, object]:
         tempfile.TemporaryDirectory() as folder,
     ):
         run = await market.go(
-            *(url, jobs, common, Path(folder)), concurrency=options.concurrency, limits=limits
+            *(url, jobs, common, Path(folder)),
+            plan=market.plan_of(options.concurrency, time_scale=TIME_SCALE),
+            limits=limits,
         )
         books = market.ledger(url)
     billed = books["prompt_tokens"] + books["completion_tokens"]

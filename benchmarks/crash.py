@@ -30,7 +30,7 @@ def client(url: str, folder: Path, rows: int) -> None:
     jobs = market.jobs_of(rows, common)
     with Journal(folder / "journal") as journal:
         jobs = [job for job in jobs if job.fingerprint not in journal.entries]
-    asyncio.run(market.go(url, jobs, common, folder, concurrency=CONCURRENCY))
+    asyncio.run(market.go(url, jobs, common, folder, plan=market.plan_of(CONCURRENCY)))
 
 
 def start(url: str, folder: Path, rows: int) -> subprocess.Popen[bytes]:
@@ -77,7 +77,7 @@ def fill_disk(folder: Path, rows: int, url: str) -> dict[str, object]:
     jobs = market.jobs_of(rows, common)
     error = ""
     try:
-        asyncio.run(market.go(url, jobs, common, folder, concurrency=CONCURRENCY))
+        asyncio.run(market.go(url, jobs, common, folder, plan=market.plan_of(CONCURRENCY)))
     except EyasError as caught:
         error = str(caught).splitlines()[0].replace(str(folder), "...")
     finally:

@@ -21,6 +21,7 @@ from eyas.generation.journal import Journal
 from eyas.generation.limits import Limits
 from eyas.generation.patience import Plan
 from eyas.generation.progress import Progress
+from eyas.generation.purse import look_at_key, settle_lost
 from eyas.generation.run import Run
 from eyas.records import Prompt, row_id
 from eyas.settings import DatasetGenerate, Endpoint, PartitionRule, Sampling
@@ -126,20 +127,33 @@ def jobs_of(count: int, common: Wish, tokens: int = 350) -> list[Job]:
     return admission_order(build_jobs(prompts(count, tokens), common), 0)
 
 
+def plan_of(concurrency: int, *, timeout_s: float = 300.0, time_scale: float = 1.0) -> Plan:
+    """Return how hard to try, in compressed time where the market's is."""
+    return Plan(
+        concurrency={"short": concurrency, "long": concurrency},
+        attempts=5,
+        patience_s=timeout_s,
+        backoff_s=1.0 / time_scale,
+        backoff_cap_s=60.0 / time_scale,
+        pause_s=5.0 / time_scale,
+        time_scale=time_scale,
+    )
+
+
 async def go(
     url: str,
     jobs: list[Job],
     common: Wish,
     folder: Path,
     *,
-    concurrency: int,
+    plan: Plan,
     limits: Limits | None = None,
-    timeout_s: float = 300.0,
 ) -> Run:
     """Run the whole client as `generate` does: journal, budget, limiter, status."""
-    client = Client(url, key="sk-bench", connections=concurrency, timeout_s=timeout_s)
+    client = Client(
+        url, key="sk-bench", connections=max(plan.concurrency.values()), timeout_s=plan.patience_s
+    )
     tally = Tally(total=len(jobs), resumed=0, budget_tokens=common.generate.budget_tokens)
-    plan = Plan(concurrency={"short": concurrency}, attempts=5, patience_s=timeout_s)
     limits = limits or Limits(common.generate, None)
     screen = Console(file=io.StringIO())
     with Journal(folder / "journal") as journal:
@@ -147,5 +161,8 @@ async def go(
         status = Status("generate@bench", folder / "status")
         with Progress("bench", screen, status) as progress:
             async with client:
+                await look_at_key(client, tally)
                 await run.go(jobs, client, progress)
+                await settle_lost(client, journal, tally)
+                await look_at_key(client, tally)
     return run

@@ -64,6 +64,32 @@ def serve(
 
 
 @app.command()
+def plan(
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Allow each data set its high end from now on")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Plain values")] = False,
+) -> None:
+    """Foretell requests, tokens, dollars, minutes and disk. Exit code 1 where a yes is wanted."""
+    from rich.console import Console
+
+    from eyas.desk import plan as desk
+    from eyas.desk.params import read_params
+
+    made = desk.make_plan(read_params())
+    if as_json:
+        import orjson
+
+        typer.echo(orjson.dumps(desk.to_dict(made)).decode())
+    else:
+        Console().print(desk.render(made))
+    if yes:
+        desk.say_yes(made)
+    elif made.needs_yes:
+        raise typer.Exit(1)
+
+
+@app.command()
 def status(
     source: Annotated[
         str, typer.Argument(help="A folder or file, here or as ssh://[user@]host/PATH")

@@ -45,6 +45,15 @@ async def look_at_key(fetcher: Fetcher, tally: Tally) -> None:
     tally.key["unexplained_usd"] = round(usage - (first or 0.0) - tally.new_usd, 9)
 
 
+async def key_left_usd(fetcher: Fetcher) -> float | None:
+    """Return what the key may still spend; None where it has no limit.
+
+    Raises: EyasError if the key is refused.
+    """
+    left = (await fetcher.fetch("key")).get("limit_remaining")
+    return None if left is None else float(left)
+
+
 async def settle_lost(fetcher: Fetcher, journal: Journal, tally: Tally) -> None:
     """Ask what became of attempts that may be billed; write what they cost into the journal.
 

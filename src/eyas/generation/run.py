@@ -62,7 +62,7 @@ class Run:
     ) -> None:
         self.tally = tally
         self._wish, self._plan, self._journal, self._limits = wish, plan, journal, limits
-        self._limiter = Limiter(max(plan.concurrency.values()))
+        self._limiter = Limiter(max(plan.concurrency.values()), time_scale=plan.time_scale)
         self._waiting: list[tuple[float, int, Row]] = []  # heap: due, tie-break, row
         self._serial = itertools.count()
         self._tasks: dict[asyncio.Task[None], Row] = {}

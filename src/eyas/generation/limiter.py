@@ -1,4 +1,4 @@
-"""Bound the requests in flight: double at first, cut by a fifth when refused, find the way back fast.
+"""Bound the requests in flight: double at first, cut by a fifth when refused, find back fast.
 
 An endpoint refuses at once and answers late. So a probe is time, not a round of answers: after five
 seconds of full use with answers and hardly a refusal the limit grows, by 5 % after a cut, then by

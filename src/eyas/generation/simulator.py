@@ -22,9 +22,9 @@ from eyas.generation.simulation import (
     Fault,
     Simulation,
     alter,
+    dice_of,
     draw_answer,
     draw_delay_s,
-    draws_of,
     eligible,
     fault_at,
     sellers_of,
@@ -115,7 +115,7 @@ async def _answer(
 ) -> web.StreamResponse:
     simulation = market.simulation
     body = _read(raw, simulation.model)
-    dice = draws_of(simulation, raw)
+    dice = dice_of(simulation, number)  # another try is another chance
     choice = _provider(market, body, dice)
     provider = simulation.providers[choice]
     fault = FAULTS[provider.broken] if provider.broken else fault_at(simulation, number, dice)
@@ -132,7 +132,7 @@ async def _sell(
 ) -> web.StreamResponse:
     """Answer, bill, and bring it over, whole or as the fault has it."""
     simulation, seller = market.simulation, market.shop.sellers[choice]
-    dice = draws_of(simulation, orjson.dumps([body.get("seed"), body["messages"]]))
+    dice = dice_of(simulation, body.get("seed"), body["messages"])  # equal requests, equal replies
     answered = draw_answer(simulation, body, dice)
     speed = simulation.providers[choice].tokens_per_s
     delay_s = draw_delay_s(simulation, speed, answered.completion_tokens, dice)

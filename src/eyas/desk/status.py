@@ -3,6 +3,7 @@
 Reads: var/status/*.json, here or over ssh. A running stage whose last word is 30 s old is stalled.
 """
 
+import shlex
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -92,30 +94,29 @@ def _generation(word: Word, now_s: float) -> list[Any]:
     """Return what a run waits for in words, then budget, latencies, limit and providers."""
     budget, limit, rows, money = word["budget"], word["limit"], word["rows"], word["money"]
     silent = now_s - word["heartbeat_s"]
-    lines = [f"  {describe(word)}"]
+    lines = [describe(word)]
     if silent > STALLED_S:
-        lines.append(f"  no word for {words.seconds(silent)} from process {word['pid']}")
+        lines.append(f"no word for {words.seconds(silent)} from process {word['pid']}")
     if budget["limit_tokens"] is not None:
         lines.append(
-            f"  budget {budget['limit_tokens']:,} tokens: {budget['spent_tokens']:,} spent, "
+            f"budget {budget['limit_tokens']:,} tokens: {budget['spent_tokens']:,} spent, "
             f"{budget['reserved_tokens']:,} reserved, {budget['projected_tokens']:,} projected"
         )
-    lines.append(f"  money  {_money(money)}")
+    lines.append(f"money  {_money(money)}")
     lines.append(
-        f"  latency {_quantiles(word['latency_s'])}; oldest in flight "
+        f"latency {_quantiles(word['latency_s'])}; oldest in flight "
         f"{word['oldest_in_flight_s']:.0f} s; loop lag {_quantiles(word['loop_lag_s'])}"
     )
-    lines.append(f"  limit  {_limit(limit, word)}")
+    lines.append(f"limit  {_limit(limit, word)}")
     told = {k: rows[k] for k in ("truncated", "abandoned", "maybe_billed", "settled") if rows[k]}
     failed = {**word["failures_last_minute"]}
     if told:
-        lines.append(
-            "  rows   " + ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in told.items())
-        )
+        lines.append("rows   " + ", ".join(f"{n:,} {k.replace('_', ' ')}" for k, n in told.items()))
     if failed:
         each = ", ".join(f"{n:,} {reason}" for reason, n in sorted(failed.items()))
-        lines.append(f"  failed attempts in the last minute: {each}")
-    return [Text(line) for line in lines] + [_providers(word["providers"])]
+        lines.append(f"failed attempts in the last minute: {each}")
+    blocks = [Padding(line, (0, 0, 0, 2)) for line in lines]
+    return [*blocks, Padding(_providers(word["providers"]), (0, 0, 0, 2))]
 
 
 def _money(money: Mapping[str, Any]) -> str:
@@ -145,12 +146,12 @@ def _quantiles(values: Mapping[str, float]) -> str:
 
 def _providers(providers: Mapping[str, Any]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("  provider", "answers", "tokens", "tokens/s", "spent", "truncated", "failed"):
-        table.add_column(title, justify="left" if "provider" in title else "right")
+    for title in ("provider", "answers", "tokens", "tokens/s", "spent", "truncated", "failed"):
+        table.add_column(title, justify="left" if title == "provider" else "right")
     for name, part in providers.items():
         tokens = part["prompt_tokens"] + part["completion_tokens"]
         table.add_row(
-            f"  {name}",
+            name,
             words.number(part["answers"]),
             words.number(tokens),
             f"{part['tokens_per_s']:.0f}",
@@ -190,8 +191,11 @@ def _fetch_over_ssh(address: str) -> list[bytes]:
         raise EyasError(f"{address}: expected ssh://[user@]host[:port]/path/to/var/status")
     target = f"{parts.username}@{parts.hostname}" if parts.username else parts.hostname
     port = ["-p", str(parts.port)] if parts.port else []
-    path = f"'{parts.path.replace(chr(39), '')}'"
-    script = f"for f in $(ls {path}/*.json 2>/dev/null || ls {path}); do cat $f; echo; done"
+    path = shlex.quote(parts.path)
+    script = (
+        f"cd {path} 2>/dev/null && set -- *.json || set -- {path}; "
+        'for f; do cat "$f" && echo || exit 1; done'
+    )
     command = ["ssh", "-o", "BatchMode=yes", *port, target, script]
     try:
         done = subprocess.run(command, capture_output=True, check=False, timeout=_SSH_S)

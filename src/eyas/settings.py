@@ -116,6 +116,7 @@ class Sampling:
     temperature: float
     top_p: float
     seed: int
+    reasoning: dict[str, Any] | None = None  # {enabled | effort | max_tokens}; null: not sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 from eyas.generation.budget import Budget
 from eyas.generation.limiter import Limiter
 from eyas.generation.meter import Meter
+from eyas.records import Response
 
 _CHANGES = 20  # of the limit, the newest
 
@@ -39,6 +40,13 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)  # attempts, by reason
     failed_rows: Counter[str] = field(default_factory=Counter)  # given up, by reason
     waiting: Counter[str] = field(default_factory=Counter)  # rows to be asked again, by reason
+
+    def count(self, response: Response) -> None:
+        """Count an answer of this run."""
+        self.new += 1
+        self.truncated += response.finish_reason == "length"
+        self.new_prompt_tokens += response.prompt_tokens
+        self.new_completion_tokens += response.completion_tokens
 
     @property
     def done(self) -> int:

@@ -33,6 +33,7 @@ class Plan:
     pause_s: float = 5.0  # where an in-flight hold names no time
     time_scale: float = 1.0  # of a rehearsal: divides the limiter's times
     slugs: Mapping[str, str] = field(default_factory=dict)  # provider's name -> its routing slug
+    quantizations: Mapping[str, str] = field(default_factory=dict)  # provider's name -> its own
 
 
 def delay_s(plan: Plan, row: Row, outcome: Outcome) -> float:

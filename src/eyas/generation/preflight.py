@@ -16,6 +16,7 @@ from eyas.generation.market import (
     check_routing,
     dearest,
     longest_context,
+    quantization_of,
     read_offers,
     usable,
 )
@@ -46,6 +47,12 @@ class Market:
     def slugs(self) -> dict[str, str]:
         """Return the routing slug of each provider."""
         return {offer.provider: offer.slug for offer in self.usable}
+
+    @property
+    def quantizations(self) -> dict[str, str]:
+        """Return the quantization of each provider whose offers agree."""
+        found = {o.provider: quantization_of(self.usable, o.provider) for o in self.usable}
+        return {provider: name for provider, name in found.items() if name}
 
 
 async def survey(fetcher: Fetcher, endpoint: Endpoint, max_tokens: int) -> Market:

@@ -202,7 +202,7 @@ class Run:
         self._wake.set()
 
     def _keep(self, row: Row, outcome: Outcome, body: dict[str, Any], *, latency_s: float) -> None:
-        job, tally = row.job, self.tally
+        job = row.job
         prompt_tokens, completion_tokens = outcome.prompt_tokens, outcome.completion_tokens
         spent = Spent(
             prompt_tokens=job.prompt.prompt_tokens if prompt_tokens is None else prompt_tokens,
@@ -210,14 +210,17 @@ class Run:
             usd=outcome.cost_usd,
         )
         self._limits.settle(row.ticket, spent)
-        source = self._wish.endpoint.name
-        response = response_of(row, outcome, body, source=source, latency_s=latency_s)
+        response = response_of(
+            row,
+            outcome,
+            body,
+            source=self._wish.endpoint.name,
+            latency_s=latency_s,
+            quantizations=self._plan.quantizations,
+        )
         self._unstored += not self._write("responses", dataclasses.asdict(response))
         self._hopeless = 0
-        tally.new += 1
-        tally.truncated += response.finish_reason == "length"
-        tally.new_prompt_tokens += response.prompt_tokens
-        tally.new_completion_tokens += response.completion_tokens
+        self.tally.count(response)
         self._refused.pop(response.provider, None)
         self._meter.answered(
             response.provider,

@@ -177,6 +177,7 @@ async def _ask(
             attempts=connection.attempts,
             patience_s=connection.timeout_s,
             slugs=market.slugs if market else {},
+            quantizations=market.quantizations if market else {},
         )
         run = Run(wish, plan, journal, limits=stock.limits, tally=stock.tally)
         await look_at_key(client, stock.tally)

@@ -1,6 +1,7 @@
 """The budget on simulated clocks, and its estimate by hand."""
 
 import heapq
+import math
 import random
 import statistics
 from collections.abc import Callable
@@ -56,13 +57,15 @@ def test_the_estimate_takes_the_longest_prefix_that_is_nearly_done() -> None:
     assert prefix_estimate(rows) is None
     estimate = prefix_estimate([*rows, still_open])
     assert estimate is not None
-    assert estimate[0] == pytest.approx((95 * 10 + 5 * 100) / 100)
+    assert estimate.mean == pytest.approx((95 * 10 + 5 * 100) / 100)
     # an open tail is left out, a done row behind it does not bring it in
     rows = [done] * 100 + [still_open] * 50 + [done]
     values = [10] * 100 + [100] * 5
-    assert prefix_estimate(rows) == pytest.approx(
-        (statistics.fmean(values), statistics.pstdev(values))
-    )
+    estimate = prefix_estimate(rows)
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(statistics.fmean(values))
+    assert estimate.deviation == pytest.approx(statistics.pstdev(values))
+    assert estimate.rows == 105
 
 
 def test_few_failures_do_not_spoil_the_mean() -> None:
@@ -115,3 +118,26 @@ def test_rows_within_as_its_docstring_says() -> None:
     assert rows_within(100, [60, 50, 10]) == 2
     assert rows_within(100, [60, 40, 10]) == 2
     assert rows_within(100, []) == 0
+
+
+def run_through(seed: int, concurrency: int, budget_tokens: int) -> tuple[float, float]:
+    """Play a run of lognormal replies at 60 tokens/s; return overshoot in percent, and minutes."""
+    dice, budget, now_s = random.Random(seed), Budget(budget_tokens), 0.0
+    flying: list[tuple[float, int, int]] = []  # end, ticket, length
+    while True:
+        while len(flying) < concurrency and budget.admits(350, 10_240):
+            length = min(10_240, round(1900 * math.exp(dice.gauss(0, 0.95))))
+            ends_s = now_s + 2 + length / (60 * dice.uniform(0.75, 1.25))
+            heapq.heappush(flying, (ends_s, budget.admit(350, 10_240), length))
+        if not flying:
+            return 100 * (budget.spent_tokens / budget_tokens - 1), now_s / 60
+        now_s, ticket, length = heapq.heappop(flying)
+        budget.settle(ticket, 350, length)
+
+
+@pytest.mark.parametrize(("concurrency", "most"), [(500, 0.5), (2000, 2.5)])
+def test_a_run_lands_on_its_budget(concurrency: int, most: float) -> None:
+    played = [run_through(seed, concurrency, 10_000_000) for seed in range(8)]
+    assert max(overshoot for overshoot, _ in played) <= most
+    assert min(overshoot for overshoot, _ in played) >= -1.5
+    assert max(minutes for _, minutes in played) < 20

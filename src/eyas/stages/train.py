@@ -154,6 +154,11 @@ def read_inputs(params: Params, folder: Path) -> Inputs:
     for sample in samples["train"] + samples["val"]:
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
+        if (got := store.entries[sample.id].spans) != sample.spans:
+            raise EyasError(
+                f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
+                hint="re-run extract",
+            )
     return Inputs(
         shape=params.section("drafter", DrafterSettings),
         settings=params.section("train", Train),

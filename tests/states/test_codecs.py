@@ -5,9 +5,9 @@ from eyas.errors import EyasError
 from eyas.states.codecs import StateCodec, codec_of_label, state_codec, vector_bytes
 
 NAMES = ("bf16", "fp8", "int4")
-# largest |x - decoded| of a value, as a share of its vector's largest value: half a unit in the last
-# of 8 bits; half of e4m3's widest gap, 32 of 448; for int4 what Gaussian vectors show, the bound
-# that holds for any stands in test_int4.py
+# largest |x - decoded| of a value, as a share of its vector's largest value: half a unit in the
+# last of 8 bits; half of e4m3's widest gap, 32 of 448; for int4 what Gaussian vectors show; the
+# bound that holds for any stands in test_int4.py
 SHARE = {"bf16": 2**-8, "fp8": 16 / 448, "int4": 0.25}
 # mean relative error of Gaussian vectors, and a tenth more
 GAUSSIAN = {"bf16": 0.0017 * 1.1, "fp8": 0.0265 * 1.1, "int4": 0.0935 * 1.1}

@@ -9,7 +9,7 @@ def noise(*shape: int) -> torch.Tensor:
 
 
 def naive_decode(parts: dict[str, torch.Tensor], row: int, width: int) -> list[float]:
-    """Decode one vector value by value: entry (i, j) of the matrix is +-1/8 by the bits of i & j."""
+    """Decode one vector value by value; the matrix has +-1/8 at (i, j) by the bits of i & j."""
     steps, found = parts["steps"][row].tolist(), []
     for group, step in enumerate(steps):
         packed = parts["codes"][row, group].tolist()

@@ -50,7 +50,7 @@ def kill_in(folder: Path, environment: dict[str, str], stage: str, delay_s: floa
 
 def requests_served(port: int) -> int:
     """Ask the server's ledger how many requests it has answered or begun."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/key") as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/ledger") as reply:
         return int(json.load(reply)["data"]["requests"])
 
 

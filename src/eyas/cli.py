@@ -45,9 +45,18 @@ def params(
 
 @app.command()
 def serve(
-    port: Annotated[int, typer.Option(help="Port on 127.0.0.1")] = 8800,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one")] = 8800,
+    simulate: Annotated[
+        Path | None,
+        typer.Option(help="Serve this simulated market instead, e.g. conf/simulation/default.yaml"),
+    ] = None,
 ) -> None:
     """Serve the local target behind OpenRouter's chat API, as configured in params.yaml."""
+    if simulate:
+        from eyas.desk.rehearsal import serve_simulation
+
+        serve_simulation(simulate, port=port)
+        return
     from eyas.desk import local_endpoint
     from eyas.desk.params import read_params
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import inspect
+import logging
 import os
 import tempfile
 from collections.abc import Generator, Iterable, Iterator
@@ -119,3 +120,17 @@ def sha256_of(path: Path) -> str:
         while chunk := data.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def write_swiftly(path: Path, data: bytes) -> None:
+    """Replace a file that may be lost with the machine: atomic for readers, no wait for the disk.
+
+    A full disk or a folder that cannot be made is told at debug level: nothing depends on the file.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        logging.getLogger("eyas").debug("%s: not written (%s)", path, error)

@@ -25,7 +25,7 @@ from eyas.desk.local_endpoint import LocalTarget, answering, bind, serve, servin
 from eyas.desk.params import Params
 from eyas.errors import EyasError
 from eyas.files import write_json
-from eyas.generation.server import RefusalError
+from eyas.generation.shop import RefusalError
 from eyas.settings import Prices
 from eyas.tokens.codecs import ReplyParts
 

@@ -18,11 +18,13 @@ from rich.console import Console
 from eyas.errors import EyasError
 from eyas.generation import journal as journal_module
 from eyas.generation.budget import Budget
+from eyas.generation.facts import Tally
 from eyas.generation.jobs import Job, Wish, build_jobs
 from eyas.generation.journal import Journal
 from eyas.generation.outcomes import Outcome, classify, lost
-from eyas.generation.progress import Progress, Tally
-from eyas.generation.run import Plan, Run
+from eyas.generation.patience import Plan
+from eyas.generation.progress import Progress
+from eyas.generation.run import Run
 from eyas.records import Prompt
 from eyas.settings import DatasetGenerate, Endpoint, PartitionRule, Sampling
 

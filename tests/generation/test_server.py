@@ -8,7 +8,8 @@ import pytest
 from starlette.applications import Starlette
 
 from eyas.generation.outcomes import classify
-from eyas.generation.server import LocalAnswer, RefusalError, build_app
+from eyas.generation.server import build_app
+from eyas.generation.shop import LocalAnswer, RefusalError, Seller
 from eyas.settings import Prices
 
 PRICES = Prices(prompt_usd_per_mtok=1.0, completion_usd_per_mtok=2.0)
@@ -39,7 +40,7 @@ async def answer(body: dict[str, Any]) -> LocalAnswer:
 
 @pytest.fixture
 def app() -> Starlette:
-    return build_app(answer, PRICES, "m", "local", context_length=2048)
+    return build_app(answer, "m", Seller(name="local", prices=PRICES, context_length=2048))
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from eyas.desk.params import Params, compose
 from eyas.errors import EyasError
 from eyas.files import read_records, write_json, write_jsonl
 from eyas.generation.journal import Journal
-from eyas.generation.server import LocalAnswer, RefusalError, build_app
+from eyas.generation.server import build_app
+from eyas.generation.shop import LocalAnswer, RefusalError, Seller
 from eyas.records import Prompt, Response, row_id
 from eyas.settings import Prices
 from eyas.stages import generate
@@ -64,7 +65,7 @@ class Endpoint:
 def endpoint() -> Iterator[Endpoint]:
     state = Endpoint()
     prices = Prices(prompt_usd_per_mtok=1.0, completion_usd_per_mtok=2.0)
-    app = build_app(state.answer, prices, "tiny", "loopback")
+    app = build_app(state.answer, "tiny", Seller(name="loopback", prices=prices))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -26,7 +26,8 @@ import orjson
 from eyas.desk.params import Params, fill
 from eyas.errors import EyasError
 from eyas.files import read_json
-from eyas.generation.server import ROOT, Answer, LocalAnswer, RefusalError, build_app
+from eyas.generation.server import Answer, build_app
+from eyas.generation.shop import ROOT, LocalAnswer, RefusalError, Seller
 from eyas.settings import Endpoint, Prices, Runtime
 from eyas.tokens.codecs import Codec, load_codec
 
@@ -155,9 +156,8 @@ def target_app(target: LocalTarget, codec: Codec, sampler: Sampler) -> "Starlett
     config = read_json(folder / "config.json", hint="run `dvc repro target`")
     context_length = int(config.get("text_config", config)["max_position_embeddings"])
     answer = answering(codec, sampler, context_length, target_revision(folder))
-    return build_app(
-        answer, target.prices, target.model_name, PROVIDER, context_length=context_length
-    )
+    seller = Seller(name=PROVIDER, prices=target.prices, context_length=context_length)
+    return build_app(answer, target.model_name, seller)
 
 
 def answering(codec: Codec, sampler: Sampler, context_length: int, revision: str) -> Answer:

@@ -1,7 +1,8 @@
 """The frame of every stage: parameters in, metrics and a tracked run out, errors in one line.
 
-Writes: metrics/<stage>[-<data set>].json, where the stage has any (report, which reads them all,
-has none: its own file among its deps would make it stale).
+Writes: var/status/<stage>[-<data set>].json (the last word), metrics/<the same>.json where the
+stage has any (report, which reads them all, has none: its own file among its deps would make it
+stale).
 """
 
 import ctypes
@@ -20,6 +21,7 @@ from eyas.desk.params import Params
 from eyas.errors import EyasError
 from eyas.files import write_json
 from eyas.settings import Runtime
+from eyas.status import Status
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CONF = "../../../conf"  # relative to a module in stages/, as hydra.main wants it
@@ -44,6 +46,7 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
     started = time.time()
     params = Params(config)
     title = f"{name}@{params.value('select')}" if params.value("select") else name
+    status = Status(title)
     try:
         runtime = params.knob("runtime", Runtime)
         report = work(params)
@@ -51,8 +54,10 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
             write_json(Path("metrics") / f"{title.replace('@', '-')}.json", dict(report.metrics))
     except (EyasError, OSError) as error:
         log.debug("%s failed", title, exc_info=True)
+        status.end("failed", str(error))
         sys.exit(f"{title}: error: {error}")
     except KeyboardInterrupt:
+        status.end("failed", "interrupted")
         sys.exit(
             f"{title}: interrupted; what was finished is kept, run the same command again to go on"
         )
@@ -60,6 +65,7 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
         from eyas.desk import tracking
 
         tracking.record(title, params, report, started_s=started)
+    status.end("done", report.summary)
     print(f"{title}: {report.summary}")
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator
 
 from eyas.drafter.training import Progress
+from eyas.status import Status
 
 _LINE_EVERY_S = 20.0
 log = logging.getLogger("eyas")
@@ -17,16 +18,21 @@ class Meter:
 
     def __init__(self, now_s: float) -> None:
         self._started_s = now_s
+        self._status = Status("train")
         self._steps = 0
         self._tokens = 0
 
     def line(self, progress: Progress, now_s: float) -> str:
-        """Count a step and describe the run after it."""
+        """Count a step, describe the run after it, and keep the status file."""
         self._steps += 1
         self._tokens += progress.tokens
         elapsed_s = max(now_s - self._started_s, 1e-9)
         left_s = (progress.total - progress.step) * elapsed_s / self._steps
         row = progress.row
+        if self._status.due(now_s):
+            rate = round(self._tokens / elapsed_s, 1)
+            facts = {"done": progress.step, "total": progress.total, "unit": "steps", **row}
+            self._status.tell("run", facts | {"tokens_per_s": rate, "eta_s": round(left_s, 1)})
         return (
             f"step {progress.step}/{progress.total} | epoch {row['epoch']} | "
             f"loss {row['loss_step1']:.3f} | accuracy {row['accuracy_step1']:.3f} | "

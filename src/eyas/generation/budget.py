@@ -80,6 +80,13 @@ class Budget:
         self._rescan()
         return self._estimate[0] if self._estimate else None
 
+    def projected_tokens(self) -> float:
+        """Return what will have been spent once all that is in flight has come in."""
+        if not self._open:
+            return self.spent_tokens
+        reserve = self._reserve(len(self._open), self._open_caps)
+        return self.spent_tokens + self._open_prompts + reserve
+
     def _add(self, prompt_tokens: int, completion_tokens: int) -> None:
         self.spent_tokens += prompt_tokens + completion_tokens
         self._reply_tokens += completion_tokens

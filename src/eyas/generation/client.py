@@ -5,16 +5,18 @@ Plain httpx cannot serve more than about 200 concurrent requests (45 CPU-s per 1
 """
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
 import urllib.request
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
+import orjson
 from httpx_aiohttp import AiohttpTransport
 
 from eyas.errors import EyasError
@@ -51,7 +53,7 @@ class Client:
                 f"runtime.connection.url: expected http(s)://host/api/v1, got '{url}'",
             )
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line for each request
-        self._address = f"{url.rstrip('/')}/chat/completions"
+        self._url = url.rstrip("/")
         self._key = key
         self._timeout_s = timeout_s
         limits = httpx.Limits(max_connections=connections, keepalive_expiry=30.0)
@@ -77,27 +79,56 @@ class Client:
     async def ask(self, body: bytes) -> Outcome:
         """Send one request and classify what comes back, within the wall deadline.
 
-        Keep-alive blank lines defeat idle timeouts, so the deadline is on the whole request.
+        Keep-alive blank lines defeat idle timeouts, so the deadline is on the whole request. The
+        generation's id stands in a header, known even if the body never arrives whole.
+        """
+        name = ""
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                self._http.stream("POST", f"{self._url}/chat/completions", content=body) as answer,
+            ):
+                name = answer.headers.get("x-generation-id", "")
+                content = await answer.aread()
+        except TimeoutError:
+            detail = f"no answer in {self._timeout_s:g} s"
+            return lost("deadline", detail, maybe_billed=True, generation_id=name)
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
+            return self._lost(error, name)
+        text = self._without_key(content.decode("utf-8", errors="replace"))
+        outcome = classify(answer.status_code, answer.headers, text, now_s=time.time())
+        return dataclasses.replace(outcome, generation_id=name) if name else outcome
+
+    async def fetch(self, path: str) -> dict[str, Any]:
+        """GET an address below the base URL and return its `data`.
+
+        Raises: EyasError if it does not answer with a JSON object within 30 s.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._http.post(self._address, content=body)
-        except TimeoutError:
-            return lost("deadline", f"no answer in {self._timeout_s:g} s", maybe_billed=True)
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
-            return self._lost(error)
-        text = self._without_key(response.content.decode("utf-8", errors="replace"))
-        return classify(response.status_code, response.headers, text, now_s=time.time())
+            answer = await self._http.get(f"{self._url}/{path}", timeout=_CONNECT_S)
+            value = orjson.loads(answer.content)
+        except (httpx.HTTPError, aiohttp.ClientError, OSError, orjson.JSONDecodeError) as error:
+            what = self._without_key(f"{type(error).__name__}: {error}")
+            raise EyasError(f"GET {self._url}/{path}: {what}") from None
+        data = value.get("data") if isinstance(value, dict) else None
+        if answer.status_code != 200 or not isinstance(data, dict):
+            text = self._without_key(answer.text)[:300]
+            raise EyasError(f"GET {self._url}/{path}: HTTP {answer.status_code}: {text}")
+        return data
 
-    def _lost(self, error: Exception) -> Outcome:
+    def _lost(self, error: Exception, generation_id: str) -> Outcome:
         """Tell a request that never left from one that may have been answered and billed.
 
         The transport maps both to httpx.ConnectTimeout, so its cause is asked.
         """
         cause = error.__cause__ or error
         unsent = isinstance(cause, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
-        detail = self._without_key(f"{type(cause).__name__}: {cause}")
-        return lost("connect" if unsent else "connection_lost", detail, maybe_billed=not unsent)
+        return lost(
+            "connect" if unsent else "connection_lost",
+            self._without_key(f"{type(cause).__name__}: {cause}"),
+            maybe_billed=not unsent,
+            generation_id=generation_id,
+        )
 
     def _without_key(self, text: str) -> str:
         """Blank the key, should an endpoint echo it in its error."""

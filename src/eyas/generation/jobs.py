@@ -59,8 +59,13 @@ def admission_order(jobs: Iterable[Job], seed: int) -> list[Job]:
     return sorted(jobs, key=lambda job: _digest(seed, "order", job.prompt.id, job.sample))
 
 
-def build_body(prompt: Prompt, sample: int, wish: Wish) -> dict[str, Any]:
-    """Return the JSON body of a request; its keys' order is part of OpenRouter's cache key."""
+def build_body(
+    prompt: Prompt, sample: int, wish: Wish, *, avoid: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the JSON body of a request; its keys' order is part of OpenRouter's cache key.
+
+    `avoid`: providers that refused; they change no fingerprint, which is taken without them.
+    """
     endpoint, sampling = wish.endpoint, wish.sampling
     body: dict[str, Any] = {"model": endpoint.model, "messages": list(prompt.messages)}
     if prompt.tools:
@@ -71,7 +76,9 @@ def build_body(prompt: Prompt, sample: int, wish: Wish) -> dict[str, Any]:
         "top_p": sampling.top_p,
         "seed": _number(sampling.seed, prompt.id, sample),
     }
-    if endpoint.provider:
+    if ignored := sorted({*endpoint.provider.get("ignore", ()), *avoid}):
+        body["provider"] = endpoint.provider | {"ignore": ignored}
+    elif endpoint.provider:
         body["provider"] = endpoint.provider
     if endpoint.name == "local":
         body |= {"return_token_ids": True, "target_revision": wish.target_revision}

@@ -24,6 +24,11 @@ class Limiter:
         self._busiest = 0.0
         self._cut_at_s = -_DEBOUNCE_S
 
+    @property
+    def ramping(self) -> bool:
+        """Tell whether the limit still doubles."""
+        return self._doubling and self.limit < self.maximum
+
     def has_room(self, in_flight: float, now_s: float) -> bool:
         """Tell whether another request may be sent now."""
         return now_s >= self.paused_until_s and in_flight < self.limit

@@ -5,6 +5,7 @@ What has no known shape is its own class, recorded whole, never guessed.
 Source: shared/facts/kimi_openrouter.md sections 6 and 7 (client bug reports, each a test case).
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,8 @@ class Outcome:
     cost_usd: float = 0.0
     maybe_billed: bool = False  # sent, and no answer came back
     raw: str | None = None  # the whole body of an unknown shape
+    provider: str = ""  # who failed, where it is told
+    generation_id: str = ""  # where it is known: what GET /generation is asked for
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -71,7 +74,8 @@ def classify(status: int, headers: Mapping[str, str], body: str, *, now_s: float
     except orjson.JSONDecodeError as error:
         return _unparsable(status, text, str(error), wait_s)
     try:
-        return _classify_json(status, value, wait_s)
+        outcome = _classify_json(status, value, wait_s)
+        return outcome if outcome.reply else dataclasses.replace(outcome, provider=_who(value))
     except _UnknownShapeError as error:
         usage = value.get("usage") if isinstance(value, dict) else None
         return Outcome(
@@ -84,9 +88,15 @@ def classify(status: int, headers: Mapping[str, str], body: str, *, now_s: float
         )
 
 
-def lost(reason: str, detail: str, *, maybe_billed: bool) -> Outcome:
-    """Return the outcome of a request that brought no HTTP answer."""
-    return Outcome(kind="retry", reason=reason, detail=detail, maybe_billed=maybe_billed)
+def lost(reason: str, detail: str, *, maybe_billed: bool, generation_id: str = "") -> Outcome:
+    """Return the outcome of a request that brought no whole HTTP answer."""
+    return Outcome(
+        kind="retry",
+        reason=reason,
+        detail=detail,
+        maybe_billed=maybe_billed,
+        generation_id=generation_id,
+    )
 
 
 def strip_keep_alive(body: str) -> str:
@@ -227,6 +237,18 @@ def _tool_calls(value: Any) -> tuple[dict[str, Any], ...]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _UnknownShapeError("a tool call without function.name")
     return tuple(calls)
+
+
+def _who(value: Any) -> str:
+    """Return the provider that an error, or a failed answer, names; empty if none."""
+    if not isinstance(value, dict):
+        return ""
+    choices = value.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    error = value.get("error") or (first.get("error") if isinstance(first, dict) else None)
+    metadata = error.get("metadata") if isinstance(error, dict) else None
+    named = metadata.get("provider_name") if isinstance(metadata, dict) else None
+    return str(named or value.get("provider") or "")
 
 
 def _failed(

@@ -1,98 +1,67 @@
 """Say how a run goes: a live line on a terminal, a log line now and then elsewhere.
 
-Pure: Tally, describe. Edge: Progress (standard error).
+Pure: describe, clock. Edge: Progress (standard error).
 """
 
 import logging
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from eyas.generation.facts import View
+from eyas.status import Status
+
 _EVERY_S = 15.0  # between log lines
 log = logging.getLogger("eyas")
 
 
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """What a run has done so far."""
-
-    total: int  # rows wanted
-    resumed: int  # of them answered before this run
-    budget_tokens: int | None = None
-    held_tokens: int = 0  # of the resumed rows
-    held_usd: float = 0.0
-    new: int = 0
-    truncated: int = 0
-    new_prompt_tokens: int = 0
-    new_completion_tokens: int = 0
-    new_usd: float = 0.0  # failed attempts included
-    requests_sent: int = 0
-    abandoned: int = 0
-    in_flight: int = 0
-    limit: int = 0
-    failures: Counter[str] = field(default_factory=Counter)  # attempts, by reason
-    failed_rows: Counter[str] = field(default_factory=Counter)  # given up, by reason
-    waiting: Counter[str] = field(default_factory=Counter)  # rows to be asked again, by reason
-
-    @property
-    def done(self) -> int:
-        """Return the rows with an end, answered or given up."""
-        return self.resumed + self.new + self.failed_rows.total()
-
-    @property
-    def new_tokens(self) -> int:
-        """Return the tokens of the answers of this run."""
-        return self.new_prompt_tokens + self.new_completion_tokens
-
-
-def describe(tally: Tally, elapsed_s: float, *, waits_s: float = 0.0) -> str:
+def describe(facts: Mapping[str, Any]) -> str:
     """Return one line: rows, rates, money, time left, and in words what is being waited for."""
-    rate = tally.new / elapsed_s if elapsed_s > 0 else 0.0
-    speed = tally.new_completion_tokens / elapsed_s if elapsed_s > 0 else 0.0
+    rows, money, limit = facts["rows"], facts["money"], facts["limit"]
     parts = [
-        f"{tally.done:,}/{tally.total:,} rows",
-        f"{rate:.2f} answers/s",
-        f"{speed:,.0f} tokens/s",
-        f"${tally.held_usd + tally.new_usd:.4f}",
-        f"ETA {_eta(tally, elapsed_s)}",
-        f"{tally.in_flight} of {tally.limit} in flight",
+        f"{facts['done']:,}/{facts['total']:,} rows",
+        f"{facts['answers_per_s']:.2f} answers/s",
+        f"{facts['tokens_per_s']:,.0f} tokens/s",
+        f"${money['held_usd'] + money['new_usd']:.4f}",
+        f"ETA {clock(facts['eta_s'])}",
+        f"{rows['in_flight']:,} of {limit['now']:,} in flight",
     ]
-    parts += [f"{n} wait after {reason}" for reason, n in sorted(tally.waiting.items()) if n]
-    if waits_s > 0:
-        parts.append(f"all paused for {waits_s:.0f} s")
-    if failed := tally.failed_rows.total():
-        parts.append(f"{failed} failed")
+    parts += [f"{n:,} wait after {reason}" for reason, n in sorted(rows["waiting"].items())]
+    if limit["paused_s"]:
+        parts.append(f"all paused for {limit['paused_s']:.0f} s")
+    if failed := sum(rows["failed"].values()):
+        parts.append(f"{failed:,} failed")
     return " | ".join(parts)
 
 
-def _eta(tally: Tally, elapsed_s: float) -> str:
-    """Return the time to the end of the prompts or of the budget, whichever is nearer."""
-    if not tally.new or elapsed_s <= 0:
+def clock(seconds: float | None) -> str:
+    """Return m:ss, or h:mm:ss from an hour on; ? for None."""
+    if seconds is None:
         return "?"
-    left_s = (tally.total - tally.done) / tally.new * elapsed_s
-    if tally.budget_tokens is not None:
-        free = tally.budget_tokens - tally.held_tokens - tally.new_tokens
-        left_s = min(left_s, max(free, 0) / max(tally.new_tokens, 1) * elapsed_s)
-    return f"{int(left_s) // 60}:{int(left_s) % 60:02d}"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class Progress:
-    """Shows a Tally while it is entered."""
+    """Shows views of a run while it is entered, and keeps the status file."""
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, console: Console | None = None, status: Status | None = None
+    ) -> None:
         self._title = title
+        self._status = status
         self._console = console or Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._started_s = self._told_s = time.monotonic()
+        self._told_s = time.monotonic()
 
     def __enter__(self) -> Self:
-        self._started_s = self._told_s = time.monotonic()
+        self._told_s = time.monotonic()
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -105,10 +74,12 @@ class Progress:
     ) -> None:
         self._live.stop()
 
-    def show(self, tally: Tally, *, waits_s: float = 0.0) -> None:
+    def show(self, view: View) -> None:
         """Draw the state now, or log it if the last line is 15 s old."""
         now_s = time.monotonic()
-        line = f"{self._title}: {describe(tally, now_s - self._started_s, waits_s=waits_s)}"
+        if self._status and self._status.due(now_s):
+            self._status.tell(view.state, view.facts, reason=view.reason)
+        line = f"{self._title}: {describe(view.facts)}"
         if self._console.is_terminal:
             self._live.update(Text(line), refresh=True)
         elif now_s - self._told_s >= _EVERY_S:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eyas.generation.jobs import Job, sampling_of
@@ -20,7 +20,9 @@ class Row:
     failures: int = 0  # attempts used up; a rate limit uses none
     maybe_billed: int = 0
     first_s: float = 0.0
+    sent_s: float = 0.0  # of the attempt in flight
     waits_for: str = ""
+    avoid: set[str] = field(default_factory=set)  # providers that refused it
 
 
 def head_of(row: Row) -> dict[str, Any]:
@@ -40,6 +42,8 @@ def failure_of(row: Row, outcome: Outcome, *, charged_tokens: int, final: bool) 
         "kind": outcome.kind,
         "reason": outcome.reason,
         "detail": outcome.detail,
+        "provider": outcome.provider,
+        "generation_id": outcome.generation_id,
         "cost_usd": outcome.cost_usd,
         "usage": outcome.usage,
         "raw": outcome.raw,

@@ -11,36 +11,38 @@ import dataclasses
 import heapq
 import itertools
 import logging
-import random
-import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import orjson
 
 from eyas.errors import EyasError
 from eyas.generation.budget import Budget
+from eyas.generation.facts import Tally, View, facts_of, state_of
 from eyas.generation.faults import FINAL, OVERLOAD
 from eyas.generation.jobs import Job, Wish, build_body
 from eyas.generation.journal import Journal
 from eyas.generation.limiter import Limiter
+from eyas.generation.meter import Meter
 from eyas.generation.outcomes import Outcome
-from eyas.generation.progress import Progress, Tally
+from eyas.generation.patience import (
+    HOPELESS,
+    PUT_ASIDE,
+    Plan,
+    delay_s,
+    hopeless,
+    refusal,
+    tries_elsewhere,
+)
+from eyas.generation.progress import Progress
 from eyas.generation.rows import Row, failure_of, head_of, response_of
+from eyas.generation.signals import signals
 
 _SYNC_RECORDS = 100
 _TICK_S = 1.0
-_HOPELESS = 20  # rows given up in a row, with no answer between: the endpoint is at fault
-_HINTS = {
-    "unauthorized": "check the API key",
-    "out_of_credits": "add credit, then run the same command: it goes on where it stopped",
-    "key_limit": "raise the key's limit, then run the same command",
-    "request_exceeds_budget": "lower max_tokens or add credit",
-}
+_LAG_S = 0.05  # a sleeper's rest; how late it wakes is the event loop's lag
 log = logging.getLogger("eyas")
 
 
@@ -50,18 +52,6 @@ class Asker(Protocol):
     async def ask(self, body: bytes) -> Outcome:
         """Return what became of the request."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How hard and how long to try; seconds are of wall time."""
-
-    concurrency: Mapping[str, int]  # partition -> requests in flight at most
-    attempts: int  # a row, rate limits not counted
-    patience_s: float  # a row that is only ever rate-limited is given up after this
-    backoff_s: float = 1.0  # first wait at most; doubles
-    backoff_cap_s: float = 60.0
-    pause_s: float = 5.0  # where an in-flight hold names no time
 
 
 class Run:
@@ -78,7 +68,12 @@ class Run:
         self._tasks: dict[asyncio.Task[None], Row] = {}
         self._load = 0.0  # in units of the limit: a row of a narrower partition weighs more
         self._wake, self._tick = asyncio.Event(), asyncio.Event()
+        self._meter = Meter()
+        self._aside: set[str] = set()  # providers that are asked no more
+        self._refused: Counter[str] = Counter()  # provider -> refusals since its last answer
         self._hopeless = self._unstored = 0
+        self._dry = False  # nothing more is admitted
+        self._started_s = 0.0
         self._stop: BaseException | None = None
         self._over = False
 
@@ -88,12 +83,15 @@ class Run:
         Raises: EyasError when the run had to stop, KeyboardInterrupt after Ctrl-C; either way
         whatever was answered is in the journal.
         """
+        self._started_s = time.monotonic()
         watcher = asyncio.create_task(self._watch(progress))
+        sleeper = asyncio.create_task(self._feel_lag())
         try:
-            with self._signals():
+            with signals(self.interrupt, self.abandon):
                 await self._dispatch(deque(jobs), asker)
         finally:
             self._over = True
+            sleeper.cancel()
             self._tick.set()
             await watcher
         if self._unstored:
@@ -148,6 +146,7 @@ class Run:
         if todo and self._budget.admits(todo[0].prompt.prompt_tokens, todo[0].max_tokens):
             job = todo.popleft()
             return Row(job, self._budget.admit(job.prompt.prompt_tokens, job.max_tokens))
+        self._dry = not self._waiting
         return None
 
     async def _sleep(self, now_s: float) -> None:
@@ -163,11 +162,12 @@ class Run:
 
     def _send(self, row: Row, asker: Asker, now_s: float) -> None:
         row.sends += 1
-        row.first_s = row.first_s or now_s
+        row.first_s, row.sent_s = row.first_s or now_s, now_s
         self._write("issued", head_of(row))
         if self._journal.trouble:  # a request whose record may be missing is not sent
             return
-        body = build_body(row.job.prompt, row.job.sample, self._wish)
+        avoid = row.avoid | self._aside
+        body = build_body(row.job.prompt, row.job.sample, self._wish, avoid=avoid)
         task = asyncio.create_task(self._ask(row, body, asker))
         self._tasks[task] = row
         self._load += self._weight(row)
@@ -208,6 +208,15 @@ class Run:
         tally.truncated += response.finish_reason == "length"
         tally.new_prompt_tokens += response.prompt_tokens
         tally.new_completion_tokens += response.completion_tokens
+        self._refused.pop(response.provider, None)
+        self._meter.answered(
+            response.provider,
+            time.monotonic(),
+            latency_s=latency_s,
+            tokens=(response.prompt_tokens, response.completion_tokens),
+            usd=response.cost_usd,
+            truncated=response.finish_reason == "length",
+        )
 
     def _fail(self, row: Row, outcome: Outcome, now_s: float) -> None:
         charged = (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0)
@@ -215,13 +224,16 @@ class Run:
             charged = self._estimate(row)
         self._budget.charge(charged)
         self.tally.failures[outcome.reason] += 1
+        self.tally.maybe_billed += outcome.maybe_billed
+        self._meter.failed(outcome.provider, outcome.reason, now_s)
         final = outcome.kind == "reject" and outcome.reason in FINAL
         record = failure_of(row, outcome, charged_tokens=charged, final=final)
         self._write("failures", record)
         match outcome.kind:
             case "stop":
-                message = f"the endpoint refused ({outcome.reason}): {outcome.detail}"
-                self._halt(EyasError(message, hint=_HINTS.get(outcome.reason)))
+                self._halt(refusal(outcome))
+            case "reject" if self._elsewhere(row, outcome):
+                self._again(row, outcome, now_s)
             case "reject":
                 self._give_up(row, outcome)
             case _:
@@ -232,9 +244,9 @@ class Run:
         crowded = outcome.kind == "pause" or outcome.reason in OVERLOAD
         if crowded:
             self._limiter.on_overload(now_s, outcome.reason)
-        delay_s = self._delay_s(row, outcome)
+        wait_s = delay_s(self._plan, row, outcome)
         if outcome.kind == "pause":
-            self._limiter.pause(now_s + delay_s)
+            self._limiter.pause(now_s + wait_s)
         row.failures += not crowded
         row.maybe_billed += outcome.maybe_billed
         spent = row.failures >= self._plan.attempts or row.maybe_billed > 1
@@ -243,29 +255,34 @@ class Run:
             return
         row.waits_for = outcome.reason
         self.tally.waiting[outcome.reason] += 1
-        heapq.heappush(self._waiting, (now_s + delay_s, next(self._serial), row))
+        heapq.heappush(self._waiting, (now_s + wait_s, next(self._serial), row))
 
-    def _delay_s(self, row: Row, outcome: Outcome) -> float:
-        """Return full jitter over a doubling wait, or what was asked for and up to 20 % more."""
-        plan, asked_s = self._plan, outcome.retry_after_s
-        if asked_s is None and outcome.kind == "pause":
-            asked_s = plan.pause_s
-        if asked_s is not None:
-            return asked_s * random.uniform(1.0, 1.2)
-        return random.uniform(0, min(plan.backoff_cap_s, plan.backoff_s * 2 ** (row.sends - 1)))
+    def _elsewhere(self, row: Row, outcome: Outcome) -> bool:
+        """Let another provider have a refused row; put one aside, by name, that keeps refusing.
+
+        Where the conf pins one provider there is no other.
+        """
+        if len(self._wish.endpoint.provider.get("only", ())) == 1:
+            return False
+        if not tries_elsewhere(row, outcome):
+            return False
+        name = self._plan.slugs.get(outcome.provider, outcome.provider)
+        row.avoid.add(name)
+        self._refused[outcome.provider] += 1
+        if self._refused[outcome.provider] >= PUT_ASIDE and name not in self._aside:
+            self._aside.add(name)
+            log.warning(
+                "provider '%s' is put aside for the rest of the run: %d refusals in a row (%s: %s)",
+                *(outcome.provider, PUT_ASIDE, outcome.reason, outcome.detail),
+            )
+        return True
 
     def _give_up(self, row: Row, outcome: Outcome) -> None:
         self._budget.void(row.ticket)
         self.tally.failed_rows[outcome.reason] += 1
         self._hopeless += outcome.reason not in FINAL
-        if self._hopeless >= _HOPELESS:
-            self._halt(
-                EyasError(
-                    f"{_HOPELESS} rows failed one after another, the last one with "
-                    f"{outcome.reason}: {outcome.detail}",
-                    hint="check endpoint.model, endpoint.provider and the connection",
-                )
-            )
+        if self._hopeless >= HOPELESS:
+            self._halt(hopeless(outcome))
 
     def _write(self, name: str, record: dict[str, Any]) -> bool:
         """Append to the journal; on a full disk stop the run. Tell whether it was stored."""
@@ -304,20 +321,22 @@ class Run:
                 except OSError as error:
                     self._halt(EyasError(f"{self._journal.folder}: cannot sync ({error.strerror})"))
             self.tally.in_flight, self.tally.limit = len(self._tasks), self._limiter.limit
-            waits_s = self._limiter.paused_until_s - time.monotonic()
-            progress.show(self.tally, waits_s=waits_s)
+            progress.show(self._view(time.monotonic()))
 
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None]:
-        """Ctrl-C drains, then abandons; SIGTERM abandons at once: its sender does not wait."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self.interrupt)
-        loop.add_signal_handler(signal.SIGTERM, self.abandon)
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            loop.remove_signal_handler(signal.SIGTERM)
+    async def _feel_lag(self) -> None:
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(_LAG_S)
+            self._meter.lagged(max(time.monotonic() - before_s - _LAG_S, 0.0))
+
+    def _view(self, now_s: float) -> View:
+        return View(
+            state=state_of(self._limiter, now_s, stopping=bool(self._stop), dry=self._dry),
+            reason=str(self._stop or ""),
+            facts=facts_of(
+                *(self.tally, self._budget, self._limiter, self._meter),
+                now_s=now_s,
+                started_s=self._started_s,
+                sent_s=(row.sent_s for row in self._tasks.values()),
+            ),
+        )

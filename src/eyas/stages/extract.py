@@ -31,6 +31,7 @@ from eyas.states.folder import SIDECAR, weight_files
 from eyas.states.layout import Layout, make_layout, num_final_rows
 from eyas.states.size import bytes_per_token
 from eyas.states.target import aux_layers, check_layers, load_model
+from eyas.status import Status
 
 TARGET = Path("models/target")
 MIXTURE = Path("data/mixture")
@@ -249,10 +250,29 @@ def _manifest(job: Job, done: list[shards.Shard], runs: list[range]) -> store.Ma
 @contextmanager
 def _progress(total: int) -> Generator[Callable[[int], None], None, None]:
     """Show tokens done, rate and time left: a bar on a terminal, else a line now and then."""
-    if sys.stderr.isatty():
-        with _bar(total) as advance:
-            yield advance
-        return
+    status, started = Status("extract"), time.monotonic()
+    done = 0
+
+    def tell(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        now = time.monotonic()
+        if status.due(now):
+            rate = done / max(now - started, 1e-9)
+            facts = {"done": done, "total": total, "unit": "tokens", "tokens_per_s": round(rate, 1)}
+            status.tell("run", facts | {"eta_s": round((total - done) / rate, 1)})
+
+    with (_bar if sys.stderr.isatty() else _lines)(total) as show:
+
+        def advance(tokens: int) -> None:
+            tell(tokens)
+            show(tokens)
+
+        yield advance
+
+
+@contextmanager
+def _lines(total: int) -> Generator[Callable[[int], None], None, None]:
     started = last = time.monotonic()
     done = 0
 

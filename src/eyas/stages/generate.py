@@ -24,13 +24,16 @@ from eyas.errors import EyasError
 from eyas.files import read_records, write_jsonl
 from eyas.generation.budget import Budget
 from eyas.generation.client import Client, read_key
+from eyas.generation.facts import Tally
 from eyas.generation.jobs import Job, Wish, admission_order, build_jobs, split_jobs
 from eyas.generation.journal import Journal
+from eyas.generation.patience import Plan
 from eyas.generation.prices import usd_per_mtok
-from eyas.generation.progress import Progress, Tally
-from eyas.generation.run import Plan, Run
+from eyas.generation.progress import Progress
+from eyas.generation.run import Run
 from eyas.records import Prompt, Response
 from eyas.settings import DatasetGenerate, Endpoint, PartitionRule, Runtime, Sampling
+from eyas.status import Status
 
 JOURNAL = Path("var/journal")
 _RESERVE_BYTES = 1 << 16  # on disk for each request in flight, should the disk run full
@@ -166,7 +169,8 @@ def _ask(run: Run, todo: Sequence[Job], settings: Settings) -> None:
             connections=max(settings.runtime.concurrency.values()),
             timeout_s=connection.timeout_s,
         )
-        progress = stack.enter_context(Progress(f"generate@{settings.dataset}"))
+        title = f"generate@{settings.dataset}"
+        progress = stack.enter_context(Progress(title, status=Status(title)))
 
         async def go() -> None:
             async with client:

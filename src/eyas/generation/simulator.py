@@ -1,0 +1,222 @@
+"""Serve a simulated market at thousands of requests a second: the endpoint of a rehearsal.
+
+Run: eyas serve --simulate conf/simulation/default.yaml. aiohttp carries it, because its C parser
+serves several times what uvicorn's pure one does, and a connection can be cut in mid-body.
+"""
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from eyas.generation import shop as books
+from eyas.generation.prices import cost_usd
+from eyas.generation.shop import ROOT, RefusalError, Shop
+from eyas.generation.simulation import (
+    FAULTS,
+    Fault,
+    Simulation,
+    alter,
+    draw_answer,
+    draw_delay_s,
+    draws_of,
+    eligible,
+    fault_at,
+    sellers_of,
+)
+
+_HANG_S = 86_400.0
+_REFUSAL_S = 0.05
+_MAX_BODY_BYTES = 64 << 20
+SHOP = web.AppKey("shop", Shop)
+
+
+@dataclass(slots=True)
+class _Market:
+    simulation: Simulation
+    shop: Shop
+    loads: list[int]  # requests in flight, a provider each
+    held_usd: float = 0.0  # price of all running requests at their max_tokens
+
+
+def build_simulator(simulation: Simulation) -> web.Application:
+    """Return the application; its shop is `app[SHOP]`."""
+    shop = Shop(
+        model_name=simulation.model,
+        sellers=sellers_of(simulation),
+        limit_usd=simulation.limit_usd,
+    )
+    market = _Market(simulation, shop, [0] * len(simulation.providers))
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app[SHOP] = shop
+
+    async def complete(request: web.Request) -> web.StreamResponse:
+        return await _complete(market, request)
+
+    async def endpoints(request: web.Request) -> web.StreamResponse:
+        name = "{author}/{slug}".format(**request.match_info)
+        return _told(lambda: books.endpoints_data(shop, name))
+
+    async def generation(request: web.Request) -> web.StreamResponse:
+        return _told(lambda: books.generation_data(shop, request.query.get("id")))
+
+    async def key(_request: web.Request) -> web.StreamResponse:
+        return _json(200, books.key_data(shop))
+
+    async def models(_request: web.Request) -> web.StreamResponse:
+        return _json(200, books.models_data(shop))
+
+    async def ledger(_request: web.Request) -> web.StreamResponse:
+        return _json(200, books.ledger_data(shop))
+
+    app.router.add_post(f"{ROOT}/chat/completions", complete)
+    app.router.add_get(f"{ROOT}/models/{{author}}/{{slug}}/endpoints", endpoints)
+    app.router.add_get(f"{ROOT}/generation", generation)
+    app.router.add_get(f"{ROOT}/key", key)
+    app.router.add_get(f"{ROOT}/models", models)
+    app.router.add_get(f"{ROOT}/ledger", ledger)
+    return app
+
+
+async def serve_simulation(simulation: Simulation, listener: Any) -> None:
+    """Serve on a bound socket until cancelled."""
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # cut connections are its task
+    runner = web.AppRunner(build_simulator(simulation), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener, backlog=4096).start()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+async def _complete(market: _Market, request: web.Request) -> web.StreamResponse:
+    ledger = market.shop.ledger
+    number, ledger.requests = ledger.requests, ledger.requests + 1
+    ledger.in_flight += 1
+    ledger.most_in_flight = max(ledger.most_in_flight, ledger.in_flight)
+    try:
+        raw = await request.read()
+        return await _answer(market, request, raw, number)
+    except RefusalError as error:
+        ledger.refusals[str(error.code)] += 1
+        return _json(error.code, books.error_data(error))
+    finally:
+        ledger.in_flight -= 1
+
+
+async def _answer(
+    market: _Market, request: web.Request, raw: bytes, number: int
+) -> web.StreamResponse:
+    simulation = market.simulation
+    body = _read(raw, simulation.model)
+    dice = draws_of(simulation, raw)
+    choice = _provider(market, body, dice)
+    provider = simulation.providers[choice]
+    fault = FAULTS[provider.broken] if provider.broken else fault_at(simulation, number, dice)
+    if fault is None and provider.capacity and market.loads[choice] >= provider.capacity:
+        fault = FAULTS["rate_limited"]
+    if fault and fault.act == "say":
+        await asyncio.sleep(_REFUSAL_S / simulation.time_scale)
+        return _say(market, fault, provider.name)
+    return await _sell(market, request, body, choice, fault)
+
+
+async def _sell(
+    market: _Market, request: web.Request, body: Mapping[str, Any], choice: int, fault: Fault | None
+) -> web.StreamResponse:
+    """Answer, bill, and bring it over, whole or as the fault has it."""
+    simulation, seller = market.simulation, market.shop.sellers[choice]
+    dice = draws_of(simulation, orjson.dumps([body.get("seed"), body["messages"]]))
+    answered = draw_answer(simulation, body, dice)
+    speed = simulation.providers[choice].tokens_per_s
+    delay_s = draw_delay_s(simulation, speed, answered.completion_tokens, dice)
+    held_usd = cost_usd(
+        seller.prices,
+        prompt_tokens=answered.prompt_tokens,
+        completion_tokens=int(body.get("max_tokens") or 0),
+    )
+    if refusal := _no_money(market, held_usd):
+        return _say(market, refusal, seller.name)
+    market.loads[choice] += 1
+    market.held_usd += held_usd
+    try:
+        await asyncio.sleep(delay_s)
+    finally:
+        market.loads[choice] -= 1
+        market.held_usd -= held_usd
+        reply = books.completion(simulation.model, seller, answered)  # billed, wanted or not
+        books.enter(market.shop.ledger, reply, latency_s=delay_s)
+    act = fault.act if fault else "say"
+    if act == "hang":
+        await asyncio.sleep(_HANG_S)
+    text = alter(act, reply)
+    if act == "cut":
+        return await _cut(request, text)
+    return web.Response(body=text, content_type="application/json")
+
+
+def _read(raw: bytes, model: str) -> dict[str, Any]:
+    try:
+        return books.check_request(orjson.loads(raw), model)
+    except orjson.JSONDecodeError as error:
+        raise RefusalError(400, f"body: not JSON ({error})") from None
+
+
+def _provider(market: _Market, body: Mapping[str, Any], dice: Any) -> int:
+    providers = market.simulation.providers
+    left = eligible(providers, body.get("provider") or {}, int(body.get("max_tokens") or 0))
+    return dice.choices(left, [providers[i].share for i in left])[0]
+
+
+def _no_money(market: _Market, more_usd: float) -> Fault | None:
+    """Refuse as OpenRouter does: an empty key for good, a hold that passes with Retry-After."""
+    shop, hold_usd = market.shop, market.simulation.hold_usd
+    if shop.limit_usd is not None and shop.ledger.usd + more_usd > shop.limit_usd:
+        return FAULTS["out_of_credits"]
+    if hold_usd is not None and market.held_usd + more_usd > hold_usd:
+        wait_s = max(1.0, 5.0 / market.simulation.time_scale)
+        return dataclasses.replace(FAULTS["in_flight"], headers={"Retry-After": f"{wait_s:g}"})
+    return None
+
+
+def _say(market: _Market, fault: Fault, provider: str) -> web.Response:
+    market.shop.ledger.refusals[str(fault.status)] += 1
+    headers = dict(fault.headers or {})
+    if isinstance(fault.body, str):
+        return web.Response(text=fault.body, status=fault.status, headers=headers)
+    body = fault.body
+    if "error" in body:
+        error = body["error"]
+        body = {"error": error | {"metadata": error["metadata"] | {"provider_name": provider}}}
+    return _json(fault.status, body, headers)
+
+
+async def _cut(request: web.Request, text: bytes) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Length": str(len(text))})
+    await response.prepare(request)
+    await response.write(text[: len(text) // 2])
+    if request.transport:
+        request.transport.close()
+    return response
+
+
+def _told(work: Any) -> web.Response:
+    try:
+        return _json(200, work())
+    except RefusalError as error:
+        return _json(error.code, books.error_data(error))
+
+
+def _json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=orjson.dumps(value),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )

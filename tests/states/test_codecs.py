@@ -112,6 +112,13 @@ def test_fp8_by_hand() -> None:
     assert parts["values"].float().tolist() == [[448.0, -0.5, 1.625]]  # 1.65 between 1.625 and 1.75
 
 
+def test_fp8_decodes_every_byte_as_torch_does() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    values = every[every.float().isfinite()].unsqueeze(0)  # two bytes are NaN; encode makes none
+    decoded = state_codec("fp8").decode({"values": values, "scales": torch.tensor([3.0])}, 254)
+    assert torch.equal(decoded, values.float() * 3.0)
+
+
 @pytest.mark.parametrize(
     ("name", "width", "expected"),
     [

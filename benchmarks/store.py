@@ -40,7 +40,7 @@ LAYERS = (1, 14, 26)
 
 
 def bytes_lines() -> Iterator[dict[str, object]]:
-    """Compare the stored bytes of a token with 8 H + 16: four bf16 vectors and what goes with them."""
+    """Compare a token with 8 H + 16 bytes: four bf16 vectors and what goes with them."""
     for hidden_size in SIZES:
         for share in (0.3, 1.0):
             for options, bar in LAYOUTS:

@@ -13,7 +13,7 @@ Tried on 3,686 tokens of SmolLM2-135M (30 November 2026, 2-core CPU): mean relat
        64  yes      4         16, step searched      5.7  6.2  6.2    322
        64  yes      4         Gaussian codebook      5.8  6.3  6.2    322
        64  yes      4         lowest value and step  5.5  5.9  5.9    340
-      128  yes      6         16, step refitted      5.9  6.5  6.5    322
+      128  yes      6         16, step refitted      5.9  6.5  6.5    354 (padded)
        32  yes      0         16, step refitted      6.7  7.1  7.1    324
        64  yes      0         16, step refitted      7.7  7.9  7.9    306
        64  no       4         16, step refitted      9.6  9.3  7.2    322

@@ -145,7 +145,7 @@ def prepare_folder(folder: Path, needed_bytes: int) -> None:
         raise EyasError(
             f"{folder}: expected {(needed_bytes + _SPARE_BYTES) / 1e9:,.2f} GB free, "
             f"got {free / 1e9:,.2f} GB",
-            hint="set runtime.store to a bigger disk, or lower merge.caps",
+            hint="set runtime.store to a bigger disk, or extract.codec to fp8 or int4",
         )
 
 

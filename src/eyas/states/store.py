@@ -3,7 +3,7 @@
 Reads and writes: data/hidden_states/manifest.json. Reads: <store>/<key>/shard-NNNNN.safetensors.
 Source: docs/contracts.md. Nothing is unpickled; a shard's size and sha256 are checked before use.
 
-Legend: T tokens, D hidden size, L aux layers.
+Legend: T tokens, D hidden size, L aux layers, R rows that keep their final state.
 """
 
 import dataclasses

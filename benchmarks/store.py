@@ -87,36 +87,29 @@ def real_states(folder: Path, tokens: int) -> tuple[str, torch.Tensor] | None:
     if target.is_dir() and mixture.is_file():
         model = load_model(target)
         layers = aux_layers(model.config.get_text_config().num_hidden_layers)
-        samples = first(read_samples(mixture), tokens)
-        rows = (capture(model, [sample.input_ids], layers)[0] for sample in samples)
-        return "the target in float32", joined(rows)
+        rows = (capture(model, [s.input_ids], layers)[0] for s in read_samples(mixture))
+        return "the target in float32", joined(rows, tokens)
     if manifest.is_file():
         store = open_store(manifest, folder / "var/states")
         if store.meta.codec == store.meta.final_codec == "bf16" and store.meta.final_rows == "all":
-            read = (store.read(sample_id) for sample_id in store.samples[: tokens // 100])
+            read = (store.read(sample_id) for sample_id in store.samples)
             rows = (Captured(aux_TLD=s.aux_TLD, final_TD=s.final_TD) for s in read)
-            return "the store's bf16 states", joined(rows)
+            return "the store's bf16 states", joined(rows, tokens)
     return None
 
 
-def first(samples: Iterator[Sample], tokens: int) -> Iterator[Sample]:
-    """Yield samples until they hold this many tokens."""
-    for sample in samples:
-        yield sample
-        tokens -= len(sample.input_ids)
-        if tokens <= 0:
-            return
-
-
-def joined(rows: Iterator[Captured]) -> torch.Tensor:
-    """Put samples end to end, the final state behind the layers."""
-    return torch.cat([torch.cat([r.aux_TLD, r.final_TD[:, None]], dim=1) for r in rows])
+def joined(rows: Iterator[Captured], tokens: int) -> torch.Tensor:
+    """Put samples end to end until they hold this many tokens, the final state behind the layers."""
+    found: list[torch.Tensor] = []
+    while sum(map(len, found)) < tokens and (row := next(rows, None)):
+        found.append(torch.cat([row.aux_TLD, row.final_TD[:, None]], dim=1))
+    return torch.cat(found)
 
 
 def speed_lines() -> Iterator[dict[str, object]]:
-    """Time encode and decode over 64 MB of Gaussian float32 vectors."""
+    """Time encode and decode over 8 MB of Gaussian float32 vectors, about a sample."""
     for hidden_size in SIZES:
-        states = torch.randn(2**24 // (3 * hidden_size), 3, hidden_size)
+        states = torch.randn(2**21 // (3 * hidden_size), 3, hidden_size)
         for name in CODECS:
             yield {"what": "speed", "codec": name, "hidden_size": hidden_size} | speed(
                 state_codec(name), states
@@ -134,7 +127,7 @@ def speed(codec: StateCodec, states: torch.Tensor) -> dict[str, object]:
     }
 
 
-def seconds(call: Callable[[], object], *, times: int = 3) -> float:
+def seconds(call: Callable[[], object], *, times: int = 5) -> float:
     """Return the least CPU time of a few calls."""
     found = []
     for _ in range(times):

@@ -99,7 +99,7 @@ def real_states(folder: Path, tokens: int) -> tuple[str, torch.Tensor] | None:
 
 
 def joined(rows: Iterator[Captured], tokens: int) -> torch.Tensor:
-    """Put samples end to end until they hold this many tokens, the final state behind the layers."""
+    """Put samples of this many tokens end to end, each final state behind its layers."""
     found: list[torch.Tensor] = []
     while sum(map(len, found)) < tokens and (row := next(rows, None)):
         found.append(torch.cat([row.aux_TLD, row.final_TD[:, None]], dim=1))

@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast lock ui clean
+.PHONY: help install run test check fast rehearse bench plan status lock ui clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,10 @@ $(VENV)/.run: requirements/torch.txt requirements/base.lock requirements/data.lo
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.lock
 	$(VENV)/bin/uv pip install -q -r requirements/dev.lock
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev requirements/bench.lock
+	$(VENV)/bin/uv pip install -q -r requirements/bench.lock
 	touch $@
 
 run: $(VENV)/.run ## prompts to drafter: compose, dvc repro, summary
@@ -49,9 +53,24 @@ check: $(VENV)/.dev ## format, lint, types, parameters in step
 	pyrefly check
 	eyas params --check
 
+rehearse: $(VENV)/.run ## the Kimi project's whole spend against a simulated market, in compressed time
+	python benchmarks/rehearse.py
+
+bench: $(VENV)/.bench ## the generation client's figures, beside its peers (about 15 minutes)
+	python benchmarks/generate.py --concurrency 2000 --answers 20000 --delay-mean-s 8 --answer-kb 20
+	python benchmarks/budget.py --concurrency 500 --budget-tokens 10000000
+	python benchmarks/budget.py --concurrency 2000 --budget-tokens 10000000
+	python benchmarks/crash.py --kills 20
+
+plan: $(VENV)/.run ## what the configured run would take: requests, tokens, dollars, minutes, disk
+	eyas plan
+
+status: $(VENV)/.run ## the stages at work
+	eyas status
+
 lock: $(VENV)/.run ## resolve requirements/*.in again
-	cd requirements && for name in base dev; do \
-	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in $$( [ $$name = dev ] && echo dev.in ) -o $$name.lock; done
+	cd requirements && for name in base dev bench; do \
+	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in $$( [ $$name = base ] || echo $$name.in ) -o $$name.lock; done
 	cd requirements && uv pip compile -q --no-deps --no-header --no-annotate --generate-hashes data.in -o data.lock
 
 ui: $(VENV)/.run ## MLflow on http://127.0.0.1:5000

@@ -37,7 +37,9 @@ def test_overrides_are_composed_and_told_as_drift_later(folder: Path) -> None:
 
 def test_help_names_every_command() -> None:
     output = CliRunner().invoke(cli.app, ["--help"]).output
-    assert all(name in output for name in ("params", "serve", "summary", "verify"))
+    assert all(
+        name in output for name in ("params", "plan", "serve", "status", "summary", "verify")
+    )
 
 
 def test_verify_without_a_store_names_the_manifest(folder: Path) -> None:

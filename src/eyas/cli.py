@@ -64,6 +64,61 @@ def serve(
 
 
 @app.command()
+def plan(
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Allow each data set its high end from now on")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Plain values")] = False,
+) -> None:
+    """Foretell requests, tokens, dollars, minutes and disk. Exit code 1 where a yes is wanted."""
+    from rich.console import Console
+
+    from eyas.desk import plan as desk
+    from eyas.desk.params import read_params
+
+    made = desk.make_plan(read_params())
+    if as_json:
+        import orjson
+
+        typer.echo(orjson.dumps(desk.to_dict(made)).decode())
+    else:
+        Console().print(desk.render(made))
+    if yes:
+        desk.say_yes(made)
+    elif made.needs_yes:
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    source: Annotated[
+        str, typer.Argument(help="A folder or file, here or as ssh://[user@]host/PATH")
+    ] = "var/status",
+    watch: Annotated[bool, typer.Option("--watch", help="Draw again every two seconds")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON line for each stage")] = False,
+) -> None:
+    """Show the stages at work. Exit code: 0 running or done, 3 stalled, 4 failed."""
+    import time
+
+    from rich.console import Console
+
+    from eyas.desk import status as desk
+
+    console = Console()
+    if watch and not as_json:
+        raise typer.Exit(desk.watch(source, console))
+    found, now_s = desk.read_status(source), time.time()
+    if as_json:
+        import orjson
+
+        for word in found:
+            typer.echo(orjson.dumps(word | {"state": desk.state_of(word, now_s)}).decode())
+    else:
+        console.print(desk.render(found, now_s))
+    raise typer.Exit(desk.exit_code(found, now_s))
+
+
+@app.command()
 def summary() -> None:
     """Print what the last run made: data, money, drafter, and where to look next."""
     from eyas.desk.summary import print_summary

@@ -55,6 +55,7 @@ class Response:
     sampling: dict[str, Any]
     usage: dict[str, Any]
     true_ids: tuple[int, ...] | None = None  # the ids really sampled; local endpoint only
+    quantization: str | None = None  # of the provider's weights, where all its offers agree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

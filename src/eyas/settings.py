@@ -76,9 +76,11 @@ class DatasetPrepare:
 class DatasetGenerate:
     """What may be spent on one data set."""
 
-    budget_tokens: int | None  # prompt + completion tokens; null: all prompts
+    budget_tokens: int | None  # null: all prompts
     samples_per_prompt: int
     max_tokens: int | None  # null: the partition's
+    budget_counts: str = "total"  # total: prompt + completion tokens | completion
+    budget_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,7 @@ class Sampling:
     temperature: float
     top_p: float
     seed: int
+    reasoning: dict[str, Any] | None = None  # {enabled | effort | max_tokens}; null: not sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +204,9 @@ class Connection:
     timeout_s: float  # wall deadline of one request
     attempts: int  # at most, per row
     slots: int  # local: rows decoded together
+    confirm_above_usd: float | None = (
+        None  # a run expected to cost more waits for `eyas plan --yes`
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

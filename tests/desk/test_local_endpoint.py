@@ -45,12 +45,16 @@ class StandInCodec:
 
     stop_ids: tuple[int, ...] = (0,)
     special_ids: frozenset[int] = frozenset({0})
+    markup_ids: frozenset[int] = frozenset()
     vocab_size = 256
 
     def render_prompt(self, messages: Sequence[Any], tools: Sequence[Any]) -> list[int]:
         if messages[0]["content"] == "odd":
             raise EyasError("chat template: refuses these messages")
         return [*messages[0]["content"].encode(), *(9 for _ in tools)]
+
+    def normalise(self, reply: ReplyParts) -> ReplyParts:
+        raise AssertionError
 
     def reply_ids(self, reply: ReplyParts, finish_reason: str) -> list[int]:
         raise AssertionError

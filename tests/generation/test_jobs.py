@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -106,7 +105,7 @@ def test_a_new_prompt_moves_no_other(make_prompts: Make) -> None:
 def test_stored_rows_fill_the_budget_in_order_and_the_rest_is_asked(make_prompts: Make) -> None:
     jobs = build_jobs(make_prompts(3), WISH)
     names = [job.fingerprint for job in jobs]
-    tokens: dict[str, Any] = {names[0]: 60, names[2]: 50, names[3]: 10}
-    held, todo = split_jobs(jobs, tokens, {names[1]}, 100)
+    sizes = {names[0]: (60, 0.5), names[2]: (50, 0.5), names[3]: (10, 0.5)}
+    held, todo = split_jobs(jobs, sizes, {names[1]}, replace(WISH.generate, budget_tokens=100))
     assert [job.fingerprint for job in held] == [names[0], names[2]]
     assert [job.fingerprint for job in todo] == names[4:]

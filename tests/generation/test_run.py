@@ -17,10 +17,10 @@ from rich.console import Console
 
 from eyas.errors import EyasError
 from eyas.generation import journal as journal_module
-from eyas.generation.budget import Budget
 from eyas.generation.facts import Tally
 from eyas.generation.jobs import Job, Wish, build_jobs
 from eyas.generation.journal import Journal
+from eyas.generation.limits import Limits
 from eyas.generation.outcomes import Outcome, classify, lost
 from eyas.generation.patience import Plan
 from eyas.generation.progress import Progress
@@ -63,6 +63,10 @@ class Asker:
             self.flying -= 1
 
 
+def limits_of(budget_tokens: int | None) -> Limits:
+    return Limits(replace(WISH.generate, budget_tokens=budget_tokens), None)
+
+
 async def go(
     jobs: list[Job],
     say: Say,
@@ -74,7 +78,7 @@ async def go(
 ) -> tuple[Asker, Tally]:
     asker, tally = Asker(say), Tally(total=len(jobs), resumed=0, budget_tokens=budget)
     with Journal(folder, reserve_bytes=4096) as journal:
-        run = Run(wish, plan, journal, budget=Budget(budget), tally=tally)
+        run = Run(wish, plan, journal, limits=limits_of(budget), tally=tally)
         with Progress("test", Console(file=io.StringIO())) as progress:
             await run.go(jobs, asker, progress)
     return asker, tally
@@ -385,7 +389,7 @@ async def test_a_failed_sync_stops_the_run(
 
     jobs = build_jobs(make_prompts(400), WISH)
     with Journal(tmp_path) as journal:
-        run = Run(WISH, PLAN, journal, budget=Budget(None), tally=Tally(total=400, resumed=0))
+        run = Run(WISH, PLAN, journal, limits=limits_of(None), tally=Tally(total=400, resumed=0))
         with (
             monkeypatch.context() as patch,
             Progress("test", Console(file=io.StringIO())) as progress,

@@ -65,7 +65,7 @@ class Endpoint:
 def endpoint() -> Iterator[Endpoint]:
     state = Endpoint()
     prices = Prices(prompt_usd_per_mtok=1.0, completion_usd_per_mtok=2.0)
-    app = build_app(state.answer, "tiny", Seller(name="loopback", prices=prices))
+    app = build_app(state.answer, "loopback/tiny", Seller(name="loopback", prices=prices))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -92,6 +92,7 @@ def tree(
     write_json(Path("models/target/eyas_target.json"), {"revision": "r1"})
     tree = yaml.safe_load(composed)
     tree["runtime"]["connection"]["url"] = endpoint.url
+    tree["endpoint"]["model"] = "loopback/tiny"
     tree["runtime"]["concurrency"] = {"short": 4, "long": 2}
     tree["datasets"]["chat"]["generate"]["budget_tokens"] = None
     return tree
@@ -302,7 +303,7 @@ def test_prompts_that_cannot_be_asked_are_an_error(
 
 
 def openrouter(tree: dict[str, Any]) -> None:
-    tree["endpoint"] |= {"name": "openrouter", "prices": None, "provider": {"only": ["x"]}}
+    tree["endpoint"] |= {"name": "openrouter", "prices": None, "provider": {"only": ["loopback"]}}
     tree["runtime"]["connection"]["api_key_env"] = "EYAS_TEST_KEY"
 
 
@@ -360,7 +361,7 @@ def test_the_local_endpoint_is_started_when_no_address_is_given(
     write_jsonl(PROMPTS, prompts(2))
     assert work(tree)["responses"] == 2
     assert [(t.model_name, t.codec, t.folder) for t in started] == [
-        ("tiny", "chatml", "models/target")
+        ("loopback/tiny", "chatml", "models/target")
     ]
 
 

@@ -59,7 +59,7 @@ def write_mixture(samples: list[Sample]) -> None:
 def home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand in a folder with a random target, a mixture of 6 + 2 samples and their states."""
     monkeypatch.chdir(tmp_path)
-    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,))
+    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,), markup_ids=frozenset())
     monkeypatch.setattr(train, "load_codec", lambda name, folder: codec)
     target = tmp_path / "models/target"
     target.mkdir(parents=True)
@@ -154,7 +154,7 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_files(
         train.work(params())
     monkeypatch.undo()
     monkeypatch.chdir(home)
-    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,))
+    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,), markup_ids=frozenset())
     monkeypatch.setattr(train, "load_codec", lambda name, folder: codec)
     with caplog.at_level(logging.INFO, logger="eyas"):
         report = train.work(params())

@@ -85,6 +85,11 @@ def test_a_folder_that_lacks_a_file_is_refused(target: Path, name: str) -> None:
         check_folder(target)
 
 
+def test_a_ranks_file_stands_in_for_a_tokenizer(target: Path) -> None:
+    (target / "tokenizer.json").rename(target / "tiktoken.model")
+    check_folder(target)
+
+
 def test_a_target_without_a_chat_template_is_refused(target: Path, tmp_path: Path) -> None:
     write_json(target / "tokenizer_config.json", {})
     with pytest.raises(EyasError, match="a target without a chat template"):

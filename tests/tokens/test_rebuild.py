@@ -214,10 +214,14 @@ class Forgetful:
 
     stop_ids: tuple[int, ...] = (2,)
     special_ids: frozenset[int] = frozenset({1, 2})
+    markup_ids: frozenset[int] = frozenset()
     vocab_size: int = 300
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         return [1, *messages[-1]["content"].encode()]
+
+    def normalise(self, reply: ReplyParts) -> ReplyParts:
+        return reply
 
     def reply_ids(self, reply: ReplyParts, finish_reason: str) -> list[int]:
         return [*(reply.content or "").encode(), 2]

@@ -80,6 +80,10 @@ class Budget:
         self._rescan()
         return self._estimate[0] if self._estimate else None
 
+    def known_lengths(self) -> list[int]:
+        """Return the completion lengths of all answers counted here."""
+        return [length for length in self._lengths if length is not None]
+
     def projected_tokens(self) -> float:
         """Return what will have been spent once all that is in flight has come in."""
         if not self._open:
@@ -140,15 +144,15 @@ def prefix_estimate(rows: Iterable[tuple[int | None, int]]) -> tuple[float, floa
     return mean, math.sqrt(max(squares / count - mean * mean, 0.0))
 
 
-def rows_within(limit_tokens: int | None, sizes: Iterable[int]) -> int:
+def rows_within(limit: float | None, sizes: Iterable[float]) -> int:
     """Return how many rows of a budget count: those that start before it is used up.
 
     What is written is cut here, in the order of admission, so it depends on the journal alone.
     limit 100: sizes 60, 50, 10 -> 2 rows (the second crosses).   60, 40, 10 -> 2.   none -> 0.
     """
-    spent = rows = 0
+    spent, rows = 0.0, 0
     for size in sizes:
-        if limit_tokens is not None and spent >= limit_tokens:
+        if limit is not None and spent >= limit:
             break
         spent, rows = spent + size, rows + 1
     return rows

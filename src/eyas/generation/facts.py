@@ -11,6 +11,7 @@ from typing import Any
 from eyas.generation.budget import Budget
 from eyas.generation.limiter import Limiter
 from eyas.generation.meter import Meter
+from eyas.records import Response
 
 _CHANGES = 20  # of the limit, the newest
 
@@ -32,12 +33,20 @@ class Tally:
     requests_sent: int = 0
     abandoned: int = 0
     maybe_billed: int = 0  # attempts that were sent and brought nothing
+    settled: int = 0  # of them, and of earlier runs': whose price GET /generation told
     key: dict[str, float | None] = field(default_factory=dict)  # what GET /key said, purse.py
     in_flight: int = 0
     limit: int = 0
     failures: Counter[str] = field(default_factory=Counter)  # attempts, by reason
     failed_rows: Counter[str] = field(default_factory=Counter)  # given up, by reason
     waiting: Counter[str] = field(default_factory=Counter)  # rows to be asked again, by reason
+
+    def count(self, response: Response) -> None:
+        """Count an answer of this run."""
+        self.new += 1
+        self.truncated += response.finish_reason == "length"
+        self.new_prompt_tokens += response.prompt_tokens
+        self.new_completion_tokens += response.completion_tokens
 
     @property
     def done(self) -> int:
@@ -87,6 +96,7 @@ def facts_of(
         "done": tally.done,
         "total": tally.total,
         "unit": "rows",
+        "elapsed_s": round(now_s - started_s, 1),
         "eta_s": eta_s(tally, budget, measured["tokens_per_s"], measured["answers_per_s"]),
         "rows": {
             "resumed": tally.resumed,
@@ -98,6 +108,7 @@ def facts_of(
             "truncated": tally.truncated,
             "abandoned": tally.abandoned,
             "maybe_billed": tally.maybe_billed,
+            "settled": tally.settled,
         },
         "attempts": {"sent": tally.requests_sent, "failed": dict(tally.failures)},
         "budget": {

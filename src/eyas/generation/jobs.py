@@ -76,6 +76,8 @@ def build_body(
         "top_p": sampling.top_p,
         "seed": _number(sampling.seed, prompt.id, sample),
     }
+    if sampling.reasoning is not None:
+        body["reasoning"] = sampling.reasoning
     if ignored := sorted({*endpoint.provider.get("ignore", ()), *avoid}):
         body["provider"] = endpoint.provider | {"ignore": ignored}
     elif endpoint.provider:
@@ -101,13 +103,19 @@ def _digest(seed: int, use: str, prompt_id: str, sample: int) -> bytes:
 
 
 def split_jobs(
-    ordered: Sequence[Job], tokens: Mapping[str, int], final: Container[str], limit: int | None
+    ordered: Sequence[Job],
+    sizes: Mapping[str, tuple[int, float]],
+    final: Container[str],
+    generate: DatasetGenerate,
 ) -> tuple[list[Job], list[Job]]:
-    """Return the stored jobs that count within the budget, and those to be asked, both in order.
+    """Return the stored jobs that count within the budgets, and those to be asked, both in order.
 
-    `tokens`: fingerprint -> tokens of a stored answer; `final`: fingerprints not asked again.
+    `sizes`: fingerprint -> tokens and dollars of a stored answer; `final`: not asked again.
     """
-    stored = [job for job in ordered if job.fingerprint in tokens]
-    count = rows_within(limit, (tokens[job.fingerprint] for job in stored))
-    missing = (job for job in ordered if job.fingerprint not in tokens)
+    stored = [job for job in ordered if job.fingerprint in sizes]
+    tokens, usd = (
+        zip(*(sizes[job.fingerprint] for job in stored), strict=True) if stored else ((), ())
+    )
+    count = min(rows_within(generate.budget_tokens, tokens), rows_within(generate.budget_usd, usd))
+    missing = (job for job in ordered if job.fingerprint not in sizes)
     return stored[:count], [job for job in missing if job.fingerprint not in final]

@@ -1,6 +1,6 @@
 """Keep every request and answer in append-only files that survive a kill and a full disk.
 
-Reads and writes: var/journal/<data set>/{issued,responses,failures,abandoned}.jsonl.
+Reads and writes: var/journal/<data set>/{issued,responses,failures,abandoned,settled}.jsonl.
 A record is one os.write of a whole line: the system keeps it when the process is killed, `sync`
 (fdatasync, called off the event loop) when the machine goes down.
 """
@@ -21,7 +21,7 @@ import orjson
 from eyas.errors import EyasError
 from eyas.records import Response
 
-NAMES = ("issued", "responses", "failures", "abandoned")
+NAMES = ("issued", "responses", "failures", "abandoned", "settled")
 _RESERVE = "reserve"  # space given back when the disk is full, for the answers still in flight
 _RESERVE_BYTES = 4 << 20
 _FIELDS = {f.name for f in dataclasses.fields(Response)}
@@ -55,9 +55,11 @@ class Journal:
         self.entries: dict[str, Entry] = {}  # fingerprint -> answer
         self.final: dict[str, str] = {}  # fingerprint -> reason why it is not asked again
         self.charged: dict[str, int] = {}  # fingerprint -> tokens billed without an answer
+        self.lost_usd = 0.0  # of attempts that brought no answer
         self.unsynced = 0  # records
         self.trouble: EyasError | None = None
         self._unended: Counter[str] = Counter()
+        self._unsettled: dict[str, dict[str, Any]] = {}  # generation id -> attempt
         self._files: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,6 +112,10 @@ class Journal:
         """Return how many requests were sent without any end on record: maybe billed."""
         return sum(count for count in self._unended.values() if count > 0)
 
+    def unsettled(self) -> list[dict[str, Any]]:
+        """Return the attempts that may be billed and can be asked for by their generation id."""
+        return list(self._unsettled.values())
+
     def sync(self) -> None:
         """Force what was written onto the disk; may run in another thread than `write`."""
         self.unsynced = 0
@@ -142,7 +148,8 @@ class Journal:
 
     def _learn(self, name: str, record: dict[str, Any], start: int, size: int) -> None:
         fingerprint = record["fingerprint"]
-        self._unended[fingerprint] += 1 if name == "issued" else -1
+        if name != "settled":
+            self._unended[fingerprint] += 1 if name == "issued" else -1
         if name == "responses" and fingerprint not in self.entries:
             self.entries[fingerprint] = Entry(
                 start=start,
@@ -152,10 +159,21 @@ class Journal:
                 cost_usd=record["cost_usd"],
             )
         elif name == "failures":
-            charged = self.charged.get(fingerprint, 0) + record["charged_tokens"]
-            self.charged[fingerprint] = charged
+            self._charge(fingerprint, record["charged_tokens"], record.get("cost_usd", 0.0))
             if record["final"]:
                 self.final[fingerprint] = record["reason"]
+            if record.get("maybe_billed") and (generation_id := record.get("generation_id")):
+                keys = ("fingerprint", "id", "sample", "generation_id", "charged_tokens")
+                self._unsettled[generation_id] = {key: record[key] for key in keys}
+        elif name == "settled":
+            self._unsettled.pop(record["generation_id"], None)
+            self._charge(
+                fingerprint, record["tokens"] - record["charged_tokens"], record["cost_usd"]
+            )
+
+    def _charge(self, fingerprint: str, tokens: int, usd: float) -> None:
+        self.charged[fingerprint] = self.charged.get(fingerprint, 0) + tokens
+        self.lost_usd += usd
 
     def _append(self, name: str, line: bytes) -> None:
         """Write a whole line at the end, or nothing: a half one is cut off again."""
@@ -230,6 +248,8 @@ def _checked(name: str, record: Any) -> dict[str, Any]:
         _response(record)
     if name == "failures" and not {"reason", "final", "charged_tokens"} <= set(record):
         raise ValueError("no reason, final or charged_tokens")
+    if name == "settled" and not {"generation_id", "tokens", "charged_tokens"} <= set(record):
+        raise ValueError("no generation_id, tokens or charged_tokens")
     return record
 
 

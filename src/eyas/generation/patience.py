@@ -31,7 +31,9 @@ class Plan:
     backoff_s: float = 1.0  # first wait at most; doubles
     backoff_cap_s: float = 60.0
     pause_s: float = 5.0  # where an in-flight hold names no time
+    time_scale: float = 1.0  # of a rehearsal: divides the limiter's times
     slugs: Mapping[str, str] = field(default_factory=dict)  # provider's name -> its routing slug
+    quantizations: Mapping[str, str] = field(default_factory=dict)  # provider's name -> its own
 
 
 def delay_s(plan: Plan, row: Row, outcome: Outcome) -> float:

@@ -44,6 +44,7 @@ def failure_of(row: Row, outcome: Outcome, *, charged_tokens: int, final: bool) 
         "detail": outcome.detail,
         "provider": outcome.provider,
         "generation_id": outcome.generation_id,
+        "maybe_billed": outcome.maybe_billed,
         "cost_usd": outcome.cost_usd,
         "usage": outcome.usage,
         "raw": outcome.raw,
@@ -53,7 +54,13 @@ def failure_of(row: Row, outcome: Outcome, *, charged_tokens: int, final: bool) 
 
 
 def response_of(
-    row: Row, outcome: Outcome, body: Mapping[str, Any], *, source: str, latency_s: float
+    row: Row,
+    outcome: Outcome,
+    body: Mapping[str, Any],
+    *,
+    source: str,
+    latency_s: float,
+    quantizations: Mapping[str, str],
 ) -> Response:
     """Return the record of an answer; counts that the endpoint did not report are 0."""
     reply, job = outcome.reply, row.job
@@ -79,4 +86,5 @@ def response_of(
         sampling=sampling_of(body),
         usage=dict(outcome.usage or {}),
         true_ids=reply.true_ids,
+        quantization=quantizations.get(reply.provider),
     )

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import orjson
 
 from eyas.errors import EyasError
-from eyas.generation.budget import Budget
 from eyas.generation.facts import Tally, View, facts_of, state_of
 from eyas.generation.faults import FINAL, OVERLOAD
 from eyas.generation.jobs import Job, Wish, build_body
 from eyas.generation.journal import Journal
 from eyas.generation.limiter import Limiter
+from eyas.generation.limits import Limits, Spent
 from eyas.generation.meter import Meter
 from eyas.generation.outcomes import Outcome
 from eyas.generation.patience import (
@@ -58,11 +58,11 @@ class Run:
     """One data set being asked; `go` is called once."""
 
     def __init__(
-        self, wish: Wish, plan: Plan, journal: Journal, *, budget: Budget, tally: Tally
+        self, wish: Wish, plan: Plan, journal: Journal, *, limits: Limits, tally: Tally
     ) -> None:
         self.tally = tally
-        self._wish, self._plan, self._journal, self._budget = wish, plan, journal, budget
-        self._limiter = Limiter(max(plan.concurrency.values()))
+        self._wish, self._plan, self._journal, self._limits = wish, plan, journal, limits
+        self._limiter = Limiter(max(plan.concurrency.values()), time_scale=plan.time_scale)
         self._waiting: list[tuple[float, int, Row]] = []  # heap: due, tie-break, row
         self._serial = itertools.count()
         self._tasks: dict[asyncio.Task[None], Row] = {}
@@ -98,6 +98,15 @@ class Run:
             log.error("%d answers that had been paid for could not be stored", self._unstored)
         if self._stop:
             raise self._stop
+
+    def facts(self, now_s: float | None = None) -> dict[str, Any]:
+        """Return the numbers of the run at this moment, facts.py."""
+        return facts_of(
+            *(self.tally, self._limits.tokens, self._limiter, self._meter),
+            now_s=time.monotonic() if now_s is None else now_s,
+            started_s=self._started_s,
+            sent_s=(row.sent_s for row in self._tasks.values()),
+        )
 
     def interrupt(self) -> None:
         """Drain at the first call, abandon what is in flight at the second."""
@@ -143,9 +152,9 @@ class Run:
             row = heapq.heappop(self._waiting)[2]
             self.tally.waiting[row.waits_for] -= 1
             return row
-        if todo and self._budget.admits(todo[0].prompt.prompt_tokens, todo[0].max_tokens):
+        if todo and self._limits.admits(todo[0].prompt.prompt_tokens, todo[0].max_tokens):
             job = todo.popleft()
-            return Row(job, self._budget.admit(job.prompt.prompt_tokens, job.max_tokens))
+            return Row(job, self._limits.admit(job.prompt.prompt_tokens, job.max_tokens))
         self._dry = not self._waiting
         return None
 
@@ -193,21 +202,25 @@ class Run:
         self._wake.set()
 
     def _keep(self, row: Row, outcome: Outcome, body: dict[str, Any], *, latency_s: float) -> None:
-        job, tally = row.job, self.tally
+        job = row.job
         prompt_tokens, completion_tokens = outcome.prompt_tokens, outcome.completion_tokens
-        self._budget.settle(
-            row.ticket,
-            job.prompt.prompt_tokens if prompt_tokens is None else prompt_tokens,
-            job.max_tokens if completion_tokens is None else completion_tokens,
+        spent = Spent(
+            prompt_tokens=job.prompt.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            completion_tokens=job.max_tokens if completion_tokens is None else completion_tokens,
+            usd=outcome.cost_usd,
         )
-        source = self._wish.endpoint.name
-        response = response_of(row, outcome, body, source=source, latency_s=latency_s)
+        self._limits.settle(row.ticket, spent)
+        response = response_of(
+            row,
+            outcome,
+            body,
+            source=self._wish.endpoint.name,
+            latency_s=latency_s,
+            quantizations=self._plan.quantizations,
+        )
         self._unstored += not self._write("responses", dataclasses.asdict(response))
         self._hopeless = 0
-        tally.new += 1
-        tally.truncated += response.finish_reason == "length"
-        tally.new_prompt_tokens += response.prompt_tokens
-        tally.new_completion_tokens += response.completion_tokens
+        self.tally.count(response)
         self._refused.pop(response.provider, None)
         self._meter.answered(
             response.provider,
@@ -222,7 +235,7 @@ class Run:
         charged = (outcome.prompt_tokens or 0) + (outcome.completion_tokens or 0)
         if outcome.maybe_billed and not charged and self._wish.endpoint.name != "local":
             charged = self._estimate(row)
-        self._budget.charge(charged)
+        self._limits.charge(charged, outcome.cost_usd)
         self.tally.failures[outcome.reason] += 1
         self.tally.maybe_billed += outcome.maybe_billed
         self._meter.failed(outcome.provider, outcome.reason, now_s)
@@ -278,7 +291,7 @@ class Run:
         return True
 
     def _give_up(self, row: Row, outcome: Outcome) -> None:
-        self._budget.void(row.ticket)
+        self._limits.void(row.ticket)
         self.tally.failed_rows[outcome.reason] += 1
         self._hopeless += outcome.reason not in FINAL
         if self._hopeless >= HOPELESS:
@@ -306,7 +319,7 @@ class Run:
         return self._limiter.maximum / self._plan.concurrency[row.job.prompt.partition]
 
     def _estimate(self, row: Row) -> int:
-        mean = self._budget.mean_tokens()
+        mean = self._limits.tokens.mean_tokens()
         return row.job.prompt.prompt_tokens + int(row.job.max_tokens if mean is None else mean)
 
     async def _watch(self, progress: Progress) -> None:
@@ -333,10 +346,5 @@ class Run:
         return View(
             state=state_of(self._limiter, now_s, stopping=bool(self._stop), dry=self._dry),
             reason=str(self._stop or ""),
-            facts=facts_of(
-                *(self.tally, self._budget, self._limiter, self._meter),
-                now_s=now_s,
-                started_s=self._started_s,
-                sent_s=(row.sent_s for row in self._tasks.values()),
-            ),
+            facts=self.facts(now_s),
         )

@@ -168,9 +168,9 @@ def sellers_of(simulation: Simulation) -> tuple[Seller, ...]:
     )
 
 
-def draws_of(simulation: Simulation, body: bytes) -> random.Random:
-    """Return the dice of one request: equal bodies are answered alike."""
-    return random.Random(hashlib.sha256(simulation.seed.to_bytes(8, "big") + body).digest())
+def dice_of(simulation: Simulation, *about: object) -> random.Random:
+    """Return the dice of one question: equal ones fall alike."""
+    return random.Random(hashlib.sha256(repr((simulation.seed, *about)).encode()).digest())
 
 
 def fault_at(simulation: Simulation, number: int, dice: random.Random) -> Fault | None:

@@ -22,9 +22,9 @@ from eyas.generation.simulation import (
     Fault,
     Simulation,
     alter,
+    dice_of,
     draw_answer,
     draw_delay_s,
-    draws_of,
     eligible,
     fault_at,
     sellers_of,
@@ -115,7 +115,7 @@ async def _answer(
 ) -> web.StreamResponse:
     simulation = market.simulation
     body = _read(raw, simulation.model)
-    dice = draws_of(simulation, raw)
+    dice = dice_of(simulation, number)  # another try is another chance
     choice = _provider(market, body, dice)
     provider = simulation.providers[choice]
     fault = FAULTS[provider.broken] if provider.broken else fault_at(simulation, number, dice)
@@ -132,7 +132,7 @@ async def _sell(
 ) -> web.StreamResponse:
     """Answer, bill, and bring it over, whole or as the fault has it."""
     simulation, seller = market.simulation, market.shop.sellers[choice]
-    dice = draws_of(simulation, orjson.dumps([body.get("seed"), body["messages"]]))
+    dice = dice_of(simulation, body.get("seed"), body["messages"])  # equal requests, equal replies
     answered = draw_answer(simulation, body, dice)
     speed = simulation.providers[choice].tokens_per_s
     delay_s = draw_delay_s(simulation, speed, answered.completion_tokens, dice)
@@ -156,9 +156,10 @@ async def _sell(
     if act == "hang":
         await asyncio.sleep(_HANG_S)
     text = alter(act, reply)
+    headers = {"X-Generation-Id": reply["id"]}
     if act == "cut":
-        return await _cut(request, text)
-    return web.Response(body=text, content_type="application/json")
+        return await _cut(request, text, headers)
+    return web.Response(body=text, content_type="application/json", headers=headers)
 
 
 def _read(raw: bytes, model: str) -> dict[str, Any]:
@@ -197,8 +198,8 @@ def _say(market: _Market, fault: Fault, provider: str) -> web.Response:
     return _json(fault.status, body, headers)
 
 
-async def _cut(request: web.Request, text: bytes) -> web.StreamResponse:
-    response = web.StreamResponse(headers={"Content-Length": str(len(text))})
+async def _cut(request: web.Request, text: bytes, headers: Mapping[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={**headers, "Content-Length": str(len(text))})
     await response.prepare(request)
     await response.write(text[: len(text) // 2])
     if request.transport:

@@ -18,24 +18,29 @@ import hydra
 from omegaconf import DictConfig
 
 from eyas.desk import local_endpoint
+from eyas.desk.approval import check_approved
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.errors import EyasError
-from eyas.files import read_records, write_jsonl
-from eyas.generation.budget import Budget
+from eyas.files import read_records, write_json, write_jsonl
 from eyas.generation.client import Client, read_key
+from eyas.generation.estimate import foresee
 from eyas.generation.facts import Tally
-from eyas.generation.jobs import Job, Wish, admission_order, build_jobs, split_jobs
+from eyas.generation.holdings import Stock, counting, take_stock
+from eyas.generation.jobs import Job, Wish, build_jobs
 from eyas.generation.journal import Journal
 from eyas.generation.patience import Plan
+from eyas.generation.preflight import survey, without_too_long
 from eyas.generation.prices import usd_per_mtok
 from eyas.generation.progress import Progress
+from eyas.generation.purse import look_at_key, settle_lost, watch_key
 from eyas.generation.run import Run
 from eyas.records import Prompt, Response
 from eyas.settings import DatasetGenerate, Endpoint, PartitionRule, Runtime, Sampling
 from eyas.status import Status
 
 JOURNAL = Path("var/journal")
+MARKET = "endpoints.json"  # beside the journal: who offered the model, and at what price
 _RESERVE_BYTES = 1 << 16  # on disk for each request in flight, should the disk run full
 log = logging.getLogger("eyas")
 
@@ -76,7 +81,8 @@ def work(params: Params) -> Report:
         started_s = time.monotonic()
         tally = ask_missing(jobs, journal, settings)
         seconds = time.monotonic() - started_s
-        responses = _counting(jobs, journal, settings.wish)
+        kept = counting(jobs, journal, settings.wish)
+        responses = [journal.read(j.fingerprint) for j in jobs if j.fingerprint in kept]
         _check_any(responses, tally, settings)
         write_jsonl(out, responses)
     metrics = _metrics(responses, tally, prompts=len(prompts), seconds=seconds)
@@ -129,54 +135,64 @@ def plan_jobs(prompts: Sequence[Prompt], settings: Settings, source: Path) -> li
 
 def ask_missing(jobs: Sequence[Job], journal: Journal, settings: Settings) -> Tally:
     """Ask for what the journal lacks and the budget allows; no server is started for nothing."""
-    wish, limit = settings.wish, settings.wish.generate.budget_tokens
-    ordered = admission_order(jobs, wish.sampling.seed)
-    tokens = {key: entry.tokens for key, entry in journal.entries.items()}
-    held, todo = split_jobs(ordered, tokens, journal.final, limit)
-    tally, budget = Tally(total=len(jobs), resumed=len(held), budget_tokens=limit), Budget(limit)
-    for entry in (journal.entries[job.fingerprint] for job in held):
-        budget.hold(entry.prompt_tokens, entry.completion_tokens)
-        tally.held_tokens += entry.tokens
-        tally.held_usd += entry.cost_usd
-    for job in jobs:
-        budget.charge(journal.charged.get(job.fingerprint, 0))
-        if job.fingerprint in journal.final and job.fingerprint not in journal.entries:
-            tally.failed_rows[journal.final[job.fingerprint]] += 1
-    if todo and budget.admits(todo[0].prompt.prompt_tokens, todo[0].max_tokens):
-        connection = settings.runtime.connection
-        concurrency = {name: settings.runtime.concurrency[name] for name in _partitions(jobs)}
-        plan = Plan(
-            concurrency=concurrency,
-            attempts=connection.attempts,
-            patience_s=connection.timeout_s,
-        )
-        _ask(Run(wish, plan, journal, budget=budget, tally=tally), todo, settings)
-    return tally
-
-
-def _partitions(jobs: Sequence[Job]) -> set[str]:
-    return {job.prompt.partition for job in jobs}
-
-
-def _ask(run: Run, todo: Sequence[Job], settings: Settings) -> None:
+    stock = take_stock(jobs, journal, settings.wish, settings.wish.endpoint.prices)
+    if not (stock.todo and _admits(stock)):
+        return stock.tally
     connection = settings.runtime.connection
     key = read_key(connection.api_key_env)
+    title = f"generate@{settings.dataset}"
     with contextlib.ExitStack() as stack:
-        url = connection.url or stack.enter_context(_own_server(settings))
         client = Client(
-            url,
+            connection.url or stack.enter_context(_own_server(settings)),
             key=key,
             connections=max(settings.runtime.concurrency.values()),
             timeout_s=connection.timeout_s,
         )
-        title = f"generate@{settings.dataset}"
         progress = stack.enter_context(Progress(title, status=Status(title)))
+        return asyncio.run(_ask(client, jobs, journal, settings, progress))
 
-        async def go() -> None:
-            async with client:
-                await run.go(todo, client, progress)
 
-        asyncio.run(go())
+def _admits(stock: Stock) -> bool:
+    job = stock.todo[0]
+    return stock.limits.admits(job.prompt.prompt_tokens, job.max_tokens)
+
+
+async def _ask(
+    client: Client, jobs: Sequence[Job], journal: Journal, settings: Settings, progress: Progress
+) -> Tally:
+    """Look at the market and the key, ask, and settle what may have been billed."""
+    wish, connection = settings.wish, settings.runtime.connection
+    async with client:
+        market = None
+        if wish.endpoint.prices is None:
+            market = await survey(client, wish.endpoint, max(job.max_tokens for job in jobs))
+            write_json(journal.folder / MARKET, market.as_found)
+        stock = take_stock(jobs, journal, wish, market.dearest if market else wish.endpoint.prices)
+        todo = without_too_long(stock, market.context_length if market else None)
+        if market:
+            foretold = foresee(stock, todo, wish, market.usable)
+            check_approved(settings.dataset, foretold, connection.confirm_above_usd)
+        plan = Plan(
+            concurrency={n: settings.runtime.concurrency[n] for n in _partitions(jobs)},
+            attempts=connection.attempts,
+            patience_s=connection.timeout_s,
+            slugs=market.slugs if market else {},
+            quantizations=market.quantizations if market else {},
+        )
+        run = Run(wish, plan, journal, limits=stock.limits, tally=stock.tally)
+        await look_at_key(client, stock.tally)
+        keyed = asyncio.create_task(watch_key(client, stock.tally))
+        try:
+            await run.go(todo, client, progress)
+        finally:
+            keyed.cancel()
+            await settle_lost(client, journal, stock.tally)
+            await look_at_key(client, stock.tally)
+    return stock.tally
+
+
+def _partitions(jobs: Sequence[Job]) -> set[str]:
+    return {job.prompt.partition for job in jobs}
 
 
 def _own_server(settings: Settings) -> contextlib.AbstractContextManager[str]:
@@ -187,15 +203,6 @@ def _own_server(settings: Settings) -> contextlib.AbstractContextManager[str]:
         )
     target = local_endpoint.local_target(settings.wish.endpoint, settings.codec, settings.runtime)
     return local_endpoint.serving(target)
-
-
-def _counting(jobs: Sequence[Job], journal: Journal, wish: Wish) -> list[Response]:
-    """Return the answers within the budget: a function of the journal, not of who came first."""
-    tokens = {key: entry.tokens for key, entry in journal.entries.items()}
-    ordered = admission_order(jobs, wish.sampling.seed)
-    held, _ = split_jobs(ordered, tokens, journal.final, wish.generate.budget_tokens)
-    kept = {job.fingerprint for job in held}
-    return [journal.read(job.fingerprint) for job in jobs if job.fingerprint in kept]
 
 
 def _check_any(responses: Sequence[Response], tally: Tally, settings: Settings) -> None:

@@ -114,7 +114,7 @@ def work(params: Params) -> Report:
         zip(inputs.train.input_ids, inputs.train.replies, strict=True), len(inputs.head.lm_head_VD)
     )
     codec = load_codec(inputs.store.meta.template, TARGET)
-    forced = {*codec.special_ids, *codec.stop_ids}
+    forced = {*codec.special_ids, *codec.stop_ids, *codec.markup_ids}
     t2d_V = choose_vocabulary(counts_V, inputs.shape.draft_vocab_size, forced)
     drafter = Drafter(build_config(inputs), t2d_V)
     build_start(drafter, inputs)

@@ -46,7 +46,8 @@ def check_folder(folder: Path) -> None:
 
     Raises: EyasError naming the first thing that is missing.
     """
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+    tokenizer = "tiktoken.model" if (folder / "tiktoken.model").is_file() else "tokenizer.json"
+    for name in ("config.json", tokenizer, "tokenizer_config.json"):
         if not (folder / name).is_file():
             raise EyasError(
                 f"{folder / name}: no such file", hint="a target is a Hugging Face folder"

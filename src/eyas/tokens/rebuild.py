@@ -10,7 +10,7 @@ the true ids are known.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eyas.errors import EyasError
 from eyas.records import Message, Prompt, Response, Sample, Span, Violation
@@ -51,9 +51,14 @@ def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Va
     """Return the sample of one answer, or the reason that it is none."""
     if response.finish_reason not in _KEPT_FINISHES:
         return _rejected(prompt, "finish_reason", response.finish_reason)
-    text = response.content or ""
-    whole = text.rstrip(REPLACEMENT) if response.finish_reason == "length" else text
-    reply = ReplyParts(content=whole, reasoning=response.reasoning, tool_calls=response.tool_calls)
+    said = codec.normalise(
+        ReplyParts(
+            content=response.content,
+            reasoning=response.reasoning,
+            tool_calls=response.tool_calls,
+        )
+    )
+    reply = _without_half_character(said) if response.finish_reason == "length" else said
     try:
         reply_ids = codec.reply_ids(reply, response.finish_reason)
         prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
@@ -61,7 +66,7 @@ def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Va
         return _rejected(prompt, "not_of_this_format", str(error))
     if _is_empty(reply_ids, codec):
         return _rejected(prompt, "empty_reply", f"finish_reason {response.finish_reason}")
-    evidence = _weigh(response, prompt_ids, reply_ids, half_character=whole != text)
+    evidence = _weigh(response, prompt_ids, reply_ids, half_character=reply != said)
     if reason := _reason_to_reject(response, evidence, rules):
         return Rebuilt(result=_violation(prompt, *reason), evidence=evidence)
     sample = Sample(
@@ -71,11 +76,18 @@ def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Va
         spans=((len(prompt_ids), len(prompt_ids) + len(reply_ids)),),
         temperature=float(response.sampling.get("temperature", 1.0)),
         provider=response.provider,
-        flags=_flags(response, evidence),
+        flags=(*_flags(response, evidence), *reply.flags),
         completion_tokens_billed=response.completion_tokens,
         conversation=prompt.id,
     )
     return Rebuilt(result=sample, evidence=evidence)
+
+
+def _without_half_character(reply: ReplyParts) -> ReplyParts:
+    """Take the replacement characters off the last text."""
+    if reply.content:
+        return replace(reply, content=reply.content.rstrip(REPLACEMENT))
+    return replace(reply, reasoning=reply.reasoning and reply.reasoning.rstrip(REPLACEMENT))
 
 
 def _weigh(
@@ -126,7 +138,7 @@ def rebuild_trajectory(prompt: Prompt, codec: Codec) -> list[Rebuilt]:
             continue
         try:
             rendered = codec.render_prompt(prompt.messages[:index], prompt.tools)
-            reply_ids = codec.reply_ids(_parts_of(message), "stop")
+            reply_ids = codec.reply_ids(codec.normalise(_parts_of(message)), "stop")
         except EyasError as error:
             return [_rejected(prompt, "not_of_this_format", str(error))]
         if _is_empty(reply_ids, codec):
@@ -144,7 +156,7 @@ def rebuild_trajectory(prompt: Prompt, codec: Codec) -> list[Rebuilt]:
 def _parts_of(message: Message) -> ReplyParts:
     return ReplyParts(
         content=message.get("content"),
-        reasoning=message.get("reasoning"),
+        reasoning=message.get("reasoning_content") or message.get("reasoning"),
         tool_calls=tuple(message.get("tool_calls") or ()),
     )
 

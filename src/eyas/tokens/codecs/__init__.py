@@ -5,27 +5,31 @@ A codec is made from the target's own folder. A new family is one module and one
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from eyas.errors import EyasError
 from eyas.records import Message, Tool
+from eyas.tokens.codecs.kimi_prompt import RELEASES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyParts:
-    """A reply as an API hands it out."""
+    """A reply as an API hands it out, or as `Codec.normalise` has put it right."""
 
     content: str | None
     reasoning: str | None = None
     tool_calls: tuple[dict[str, Any], ...] = ()
+    flags: tuple[str, ...] = ()  # what was put right, or could not be
 
 
 class Codec(Protocol):
     """What the pipeline asks of a target's format."""
 
     stop_ids: tuple[int, ...]
-    special_ids: frozenset[int]
+    special_ids: frozenset[int]  # never inside a reply
+    markup_ids: frozenset[int]  # set a reply's parts apart: reasoning, tool calls
     vocab_size: int
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -35,8 +39,15 @@ class Codec(Protocol):
         """
         ...
 
+    def normalise(self, reply: ReplyParts) -> ReplyParts:
+        """Return a reply with its parts where the target wrote them; what changed is flagged.
+
+        A server may leave markers as text, or raw tool calls in the content.
+        """
+        ...
+
     def reply_ids(self, reply: ReplyParts, finish_reason: str) -> list[int]:
-        """Return the ids of a reply; they end with the end-of-turn id unless it was cut.
+        """Return the ids of a normalised reply, the end-of-turn id at its end unless it was cut.
 
         Raises: EyasError for parts that the target's format has no place for.
         """
@@ -70,4 +81,13 @@ def _chatml(folder: Path) -> Codec:
     return load_chatml(folder)
 
 
-_LOADERS: dict[str, Callable[[Path], Codec]] = {"chatml": _chatml}
+def _kimi(release: str, folder: Path) -> Codec:
+    from eyas.tokens.codecs.kimi import load_kimi
+
+    return load_kimi(folder, release)
+
+
+_LOADERS: dict[str, Callable[[Path], Codec]] = {
+    "chatml": _chatml,
+    **{name: partial(_kimi, name) for name in RELEASES},
+}

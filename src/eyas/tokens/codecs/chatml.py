@@ -47,6 +47,7 @@ class ChatML:
         self._knows_calls = "tool_calls" in template
         self._spelled = re.compile("|".join(re.escape(t.content) for t in added.values()))
         self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special)
+        self.markup_ids: frozenset[int] = frozenset()
         self.stop_ids = tuple(i for i, t in added.items() if t.content == END_OF_TURN)
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
 
@@ -70,6 +71,10 @@ class ChatML:
             )
         except (TemplateError, TypeError) as error:
             raise EyasError(f"chat template: refuses these messages ({error})") from None
+
+    def normalise(self, reply: ReplyParts) -> ReplyParts:
+        """Return the reply as it is: a server has nothing to take apart in plain text."""
+        return reply
 
     def reply_ids(self, reply: ReplyParts, finish_reason: str) -> list[int]:
         """Return the ids of a reply; they end with `<|im_end|>` unless it was cut.

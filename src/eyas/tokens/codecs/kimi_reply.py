@@ -1,0 +1,119 @@
+"""A Kimi reply put right: what a server left as text goes back to the part it belongs to. Pure.
+
+Source: the reasoning and tool parsers of SGLang and vLLM. Without them a reply arrives as one text;
+with them, tool calls that the model began inside its reasoning stay there, and a server that joins
+tokens with spaces leaves one at each marker.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from eyas.tokens.codecs import ReplyParts
+from eyas.tokens.codecs.kimi_prompt import (
+    ARGUMENTS,
+    CALL,
+    CALL_END,
+    IM_END,
+    SECTION,
+    SECTION_END,
+    THINK,
+    THINK_END,
+)
+
+IMPLICIT_THINK_END = "implicit_think_end"  # the calls began inside the reasoning, without </think>
+RAW_REASONING = "raw_reasoning"  # the reasoning stood in the content
+RAW_TOOL_CALLS = "raw_tool_calls"  # the calls stood in the text
+MALFORMED_TOOL_CALLS = "malformed_tool_calls"  # they stand there still: not whole, or not last
+TOOL_ID_REWRITTEN = "tool_id_rewritten"  # a server gave the call another id than the model
+
+_ENDINGS = (IM_END, "[EOS]")
+_OWN_ID = re.compile(r"(functions\.)?[\w.\-]+:\d+")
+_RAW_CALL = (
+    rf" ?{re.escape(CALL)} ?(?P<id>{_OWN_ID.pattern}) ?{re.escape(ARGUMENTS)}"
+    rf" ?(?P<arguments>(?:(?!<\|tool_call).)*?) ?{re.escape(CALL_END)}"
+)
+_CALL = re.compile(_RAW_CALL, re.DOTALL)
+_LAST_SECTION = re.compile(
+    rf"{re.escape(SECTION)}(?P<calls>(?:{re.sub(r'[?]P<[a-z]+>', '?:', _RAW_CALL)})+)"
+    rf" ?{re.escape(SECTION_END)}\s*\Z",
+    re.DOTALL,
+)
+
+
+def normalise(reply: ReplyParts, *, thinking: bool) -> ReplyParts:
+    """Return the reply with every part in its place; its flags tell what was done, or was not."""
+    reply = _without_endings(reply)
+    if thinking:
+        reply = _with_reasoning_split(reply)
+    return _with_own_ids(_with_calls_lifted(reply))
+
+
+def _without_endings(reply: ReplyParts) -> ReplyParts:
+    """Take spelled end tokens off the last text."""
+    if reply.content:
+        return replace(reply, content=_trimmed(reply.content))
+    return replace(reply, reasoning=_trimmed(reply.reasoning)) if reply.reasoning else reply
+
+
+def _trimmed(text: str) -> str:
+    for ending in reversed(_ENDINGS):
+        text = text.removesuffix(ending)
+    return text
+
+
+def _with_reasoning_split(reply: ReplyParts) -> ReplyParts:
+    """Split a reply that arrived as one text at the first `</think>`.
+
+    The prompt has the opening `<think>` already, so it is demanded only of a server that knows
+    reasoning and says that there was none.
+    """
+    text = reply.content or ""
+    opened = text.lstrip(" ").startswith(THINK)
+    if reply.reasoning or THINK_END not in text or not (opened or reply.reasoning is None):
+        return reply
+    reasoning, content = text.split(THINK_END, 1)
+    if opened:
+        reasoning = reasoning.lstrip(" ").removeprefix(THINK)
+    return replace(reply, reasoning=reasoning, content=content, flags=(*reply.flags, RAW_REASONING))
+
+
+def _with_calls_lifted(reply: ReplyParts) -> ReplyParts:
+    """Take a whole section at the end of the last text out of it; any other is only flagged."""
+    reasoning, content = reply.reasoning or "", reply.content or ""
+    if SECTION not in reasoning and SECTION not in content:
+        return reply
+    in_reasoning = not content
+    text = reasoning if in_reasoning else content
+    found = _LAST_SECTION.search(text)
+    if found is None or reply.tool_calls or (reasoning + content).count(SECTION) > 1:
+        return replace(reply, flags=(*reply.flags, MALFORMED_TOOL_CALLS))
+    calls, before = tuple(_CALL.finditer(found["calls"])), text[: found.start()]
+    flags = (*reply.flags, RAW_TOOL_CALLS, *([IMPLICIT_THINK_END] if in_reasoning else []))
+    lifted = replace(
+        reply, tool_calls=tuple(call_of(c["id"], c["arguments"]) for c in calls), flags=flags
+    )
+    return replace(lifted, reasoning=before) if in_reasoning else replace(lifted, content=before)
+
+
+def call_of(identity: str, arguments: str) -> dict[str, Any]:
+    """Return a call in OpenAI's form; its function's name stands in its id."""
+    name = identity.removeprefix("functions.").rpartition(":")[0] or identity
+    function = {"name": name, "arguments": arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
+def _with_own_ids(reply: ReplyParts) -> ReplyParts:
+    """Give every call an id of the model's own form: `functions.NAME:INDEX`."""
+    calls = tuple(_with_own_id(call, index) for index, call in enumerate(reply.tool_calls))
+    if calls == reply.tool_calls:
+        return reply
+    return replace(reply, tool_calls=calls, flags=(*reply.flags, TOOL_ID_REWRITTEN))
+
+
+def _with_own_id(call: Mapping[str, Any], index: int) -> dict[str, Any]:
+    if _OWN_ID.fullmatch(str(call.get("id"))):
+        return dict(call)
+    name = (call.get("function") or {}).get("name")
+    return {**call, "id": f"functions.{name}:{index}"}

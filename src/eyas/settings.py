@@ -148,9 +148,11 @@ class Extract:
 
     backend: str  # transformers
     layers: tuple[int, ...] | None  # outputs of these layers; null: [1, N/2-1, N-4]
-    codec: str  # bf16
+    codec: str  # of the layers' states: bf16 | fp8 | int4
     shard_tokens: int
     batch_tokens: int  # real tokens a forward pass, rows of like length
+    final_codec: str = "bf16"  # of the final state: bf16 | fp8
+    final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,6 +55,19 @@ def test_a_linear_relation_is_recovered(tiny, relation) -> None:
     torch.testing.assert_close(equations.solve(STRENGTH), want, rtol=1e-4, atol=1e-4)
 
 
+def test_rows_whose_final_state_was_not_kept_are_left_out(tiny, relation) -> None:
+    aux_map, token_map, norm_weight = relation
+    kept_of = [range(5, 39), range(2, 49), range(0)]
+    for document, kept in zip(tiny.documents.documents, kept_of, strict=True):
+        missing = torch.ones(len(document.final_TD), dtype=torch.bool)
+        missing[list(kept)] = False
+        document.final_TD[missing] = torch.nan
+    equations = sum_equations(tiny.documents, tiny.embed_VD, norm_weight, 1e-5)
+    assert equations.rows == 34 + 47
+    want = torch.cat([aux_map, token_map], dim=1)
+    torch.testing.assert_close(equations.solve(STRENGTH), want, rtol=1e-4, atol=1e-4)
+
+
 def test_strength_is_relative_to_the_size_of_features(tiny, relation) -> None:
     equations = sum_equations(tiny.documents, tiny.embed_VD, relation[2], 1e-5)
     aux_half = equations.solve(0.1)[:, :48]

@@ -1,3 +1,4 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +6,7 @@ import pytest
 import torch
 
 from eyas.desk.params import Params, read_params
+from eyas.drafter.packing import number_replies, predictions
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.parquet import write_samples
@@ -14,6 +16,13 @@ from eyas.states import capture_hf, store
 
 LENGTHS = (9, 30, 4, 17, 12, 25, 8)
 RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
+
+
+CHOICES = {
+    "bf16": {"final_rows": "supervised"},
+    "fp8": {"codec": "fp8", "final_codec": "fp8", "final_rows": "supervised"},
+    "int4": {"codec": "int4", "final_codec": "fp8", "final_rows": "supervised"},
+}
 
 
 def params(**changes: Any) -> Params:
@@ -78,10 +87,33 @@ def test_every_sample_gets_its_states_and_the_rows_add_up(home: Path, llama: Any
         torch.testing.assert_close(states.final_TD, reported[-1][0], **bound)
 
 
-def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("choice", CHOICES)
+def test_each_codec_keeps_the_states_within_its_error(home: Path, choice: str) -> None:
     extract.work(params())
+    exact = store.open_store(home / extract.MANIFEST, home / "var/states")
+    report = extract.work(params(**CHOICES[choice]))
+    assert report.metrics["teacher_argmax_agreement"] >= 0.9
+    assert store.verify(home / extract.MANIFEST, home / "var/states") == []
+    coded = store.open_store(home / extract.MANIFEST, home / "var/states")
+    limit = {"bf16": 0.0, "fp8": 0.03, "int4": 0.12}[coded.meta.codec.split("/")[0]]
+    for name in exact.samples:
+        want, got = exact.read(name), coded.read(name)
+        error_TL = (got.aux_TLD - want.aux_TLD).norm(dim=-1) / want.aux_TLD.norm(dim=-1)
+        assert float(error_TL.mean()) <= limit
+        rows = predictions(
+            number_replies(len(got.input_ids), coded.entries[name].spans, truncated=False)
+        )
+        error_R = (got.final_TD - want.final_TD).norm(dim=-1) / want.final_TD.norm(dim=-1)
+        assert float(error_R[rows].mean()) <= 0.03
+        assert got.final_TD.isnan().all(1).sum() == len(got.input_ids) - len(rows)
+
+
+@pytest.mark.parametrize("choice", ["default", *CHOICES])
+def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
+    home: Path, monkeypatch: pytest.MonkeyPatch, choice: str
+) -> None:
+    settings = params(**CHOICES.get(choice, {}))
+    extract.work(settings)
     whole = contents(home)
     for name in whole:
         (home / name).unlink()
@@ -96,11 +128,11 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
 
     monkeypatch.setattr(capture_hf, "capture", dying)
     with pytest.raises(KeyboardInterrupt):
-        extract.work(params())
+        extract.work(settings)
     kept = len(list(home.glob("var/states/*/*.json")))
     assert 0 < kept < 3
     assert not (home / extract.MANIFEST).exists()
-    report = extract.work(params())
+    report = extract.work(settings)
     assert report.metrics["shards_reused"] == kept
     assert contents(home) == whole
 
@@ -160,8 +192,10 @@ def test_a_terminal_gets_a_bar(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"final_codec": "int4"}, r"extract.final_codec: expected bf16 \| fp8, got 'int4'"),
+        ({"final_rows": "few"}, r"extract.final_rows: expected all \| supervised, got 'few'"),
         ({"backend": "sglang"}, "extract.backend: expected transformers, got 'sglang'"),
-        ({"codec": "fp8"}, "extract.codec: expected bf16, got 'fp8'"),
+        ({"codec": "zip"}, r"extract.codec: expected bf16 \| fp8 \| int4, got 'zip'"),
         ({"layers": [2, 4]}, r"extract.layers: .*first 1.* got \[2, 4\]"),
         ({"layers": [1, 7]}, r"last <= 6"),
     ],
@@ -185,6 +219,30 @@ def test_an_empty_mixture_a_long_sample_and_a_repeated_id_are_refused(home: Path
     write_samples(home / "data/mixture/val.parquet", [])
     with pytest.raises(EyasError, match="no samples"):
         extract.work(params())
+
+
+def test_a_first_shard_without_a_supervised_row_leaves_nothing_to_compare(home: Path) -> None:
+    bare = [dataclasses.replace(sample(n, 20), spans=()) for n in range(3)]
+    write_samples(home / "data/mixture/train.parquet", bare)
+    report = extract.work(params(**CHOICES["fp8"]))
+    assert report.metrics["teacher_argmax_agreement"] == 1.0
+
+
+def test_states_that_are_not_finite_stop_the_run_and_name_the_sample(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    true_capture = capture_hf.capture
+
+    def broken(*arguments: Any) -> list[capture_hf.Captured]:
+        rows = true_capture(*arguments)
+        with torch.inference_mode():
+            rows[0].aux_TLD[0, 1] = torch.nan
+        return rows
+
+    monkeypatch.setattr(capture_hf, "capture", broken)
+    with pytest.raises(EyasError, match=r"sample s\d: aux states: expected finite .* got nan"):
+        extract.work(params())
+    assert list(home.glob("var/states/*/*")) == []
 
 
 def test_the_manifest_names_no_machine_and_no_time(home: Path) -> None:

@@ -69,10 +69,14 @@ def home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_json(target / "eyas_target.json", about)
     flags = {2: {"flags": ("truncated",)}, 3: {"spans": ()}}
     write_mixture([sample(n, **flags.get(n, {})) for n in range(NUM_TRAIN + 2)])
-    states = {"backend": "transformers", "layers": None, "codec": "bf16"}
-    states |= {"shard_tokens": 100, "batch_tokens": 100}
-    extract.work(Params({"extract": states, "runtime": RUNTIME}))
+    store_states()
     return tmp_path
+
+
+def store_states(**changes: str) -> None:
+    states = {"backend": "transformers", "layers": None, "codec": "bf16"}
+    states |= {"shard_tokens": 100, "batch_tokens": 100, **changes}
+    extract.work(Params({"extract": states, "runtime": RUNTIME}))
 
 
 def outs() -> dict[str, bytes]:
@@ -107,6 +111,33 @@ def test_the_stage_writes_a_whole_drafter_and_its_numbers(home: Path) -> None:
     assert "with the bonus token" in report.summary
     assert ("val_accuracy_step1", 0) in {(name, at) for name, at, _ in report.curves}
     assert not list((home / "var/checkpoints").iterdir()), "a finished run leaves no checkpoint"
+
+
+@pytest.mark.parametrize("start", ["random", "ridge"])
+def test_final_states_of_supervised_rows_are_all_that_the_loss_reads(
+    home: Path, start: str
+) -> None:
+    train.work(params(start=start))
+    everything = outs()
+    store_states(final_rows="supervised")
+    train.work(params(start=start))
+    assert (outs() == everything) == (start == "random"), "only the ridge start reads other rows"
+
+
+@pytest.mark.parametrize("codec", ["fp8", "int4"])
+def test_training_on_coded_states_stays_near(home: Path, codec: str) -> None:
+    exact = train.work(params()).metrics["val_loss_step1"]
+    store_states(codec=codec, final_codec="fp8", final_rows="supervised")
+    report = train.work(params())
+    assert report.metrics["val_loss_step1"] == pytest.approx(exact, rel=0.1)
+
+
+def test_other_replies_than_the_store_kept_rows_of_are_refused(home: Path) -> None:
+    store_states(final_rows="supervised")
+    samples = [sample(n, spans=((6, 9),)) for n in range(NUM_TRAIN + 2)]
+    write_mixture(samples)
+    with pytest.raises(EyasError, match=r"sample s0: expected replies \(\(6, 9\),\), got"):
+        train.work(params())
 
 
 def read_curve() -> list[dict[str, Any]]:

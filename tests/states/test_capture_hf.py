@@ -3,7 +3,6 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.errors import EyasError
 from eyas.states.capture_hf import argmax_agreement, batches, capture
 
 LAYERS = (1, 3, 4)
@@ -29,17 +28,12 @@ def test_rows_run_together_give_what_each_gives_alone(llama: Any) -> None:
 
 def test_lm_head_over_the_final_state_picks_what_the_target_picks(llama: Any) -> None:
     (states,) = capture(llama, [ROWS[2]], LAYERS)
-    assert argmax_agreement(llama, ROWS[2], states.final_TD) == 1.0
-    assert argmax_agreement(llama, ROWS[2], states.aux_TLD[:, 2]) < 0.9
-
-
-def test_states_that_are_not_finite_are_refused(llama: Any) -> None:
-    import copy
-
-    broken = copy.deepcopy(llama)
-    broken.model.embed_tokens.weight[6] = torch.nan
-    with pytest.raises(EyasError, match="not finite"):
-        capture(broken, ROWS, LAYERS)
+    assert argmax_agreement(llama, ROWS[2], states.final_TD) == (len(ROWS[2]), len(ROWS[2]))
+    same, of = argmax_agreement(llama, ROWS[2], states.aux_TLD[:, 2])
+    assert same < 0.9 * of
+    partly_TD = states.final_TD.clone()
+    partly_TD[2:5] = torch.nan
+    assert argmax_agreement(llama, ROWS[2], partly_TD) == (len(ROWS[2]) - 3, len(ROWS[2]) - 3)
 
 
 def test_no_hook_stays_behind(llama: Any) -> None:

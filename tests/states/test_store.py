@@ -3,14 +3,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from eyas.errors import EyasError
+from eyas.files import read_json
 from eyas.records import Sample
-from eyas.settings import Extract
 from eyas.states import shards
 from eyas.states.capture_hf import Captured
-from eyas.states.codecs import state_codec
-from eyas.states.size import bytes_per_token, hours
+from eyas.states.layout import Layout, final_positions, make_layout, num_final_rows
+from eyas.states.size import bytes_per_token
 from eyas.states.store import (
     Manifest,
     StoredSample,
@@ -21,9 +22,6 @@ from eyas.states.store import (
     write_manifest,
 )
 
-SETTINGS = Extract(
-    backend="transformers", layers=None, codec="bf16", shard_tokens=8, batch_tokens=8
-)
 LENGTHS = (3, 5, 4, 7)
 
 
@@ -49,18 +47,23 @@ def states(number: int) -> Captured:
     return Captured(aux_TLD=aux_TLD, final_TD=aux_TLD[:, 0] * 2)
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> tuple[Path, Path]:
+LAYOUTS = {
+    "default": make_layout("bf16", "bf16", "all"),
+    "bf16 supervised": make_layout("bf16", "bf16", "supervised"),
+    "fp8": make_layout("fp8", "fp8", "supervised"),
+    "int4": make_layout("int4", "fp8", "supervised"),
+    "int4, all": make_layout("int4", "bf16", "all"),
+}
+
+
+def write_store(folder: Path, layout: Layout) -> tuple[Path, Path]:
     """Write a store of three shards; return its manifest and the folder of stores."""
-    folder = tmp_path / "key"
-    shards.prepare_folder(folder, 0)
-    runs = shards.plan_shards(LENGTHS, 8)
+    home = folder / "key"
+    shards.prepare_folder(home, 0)
     done, entries = [], []
-    for number, run in enumerate(runs):
-        rows = [SAMPLES[row] for row in run]
-        captured = [states(row) for row in run]
-        path = shards.shard_path(folder, number)
-        done.append(shards.write_shard(path, rows, captured, state_codec("bf16")))
+    for number, run in enumerate(shards.plan_shards(LENGTHS, 8)):
+        rows, captured = [SAMPLES[row] for row in run], [states(row) for row in run]
+        done.append(shards.write_shard(shards.shard_path(home, number), rows, captured, layout))
         offset = 0
         for row in run:
             entries.append(
@@ -82,13 +85,104 @@ def made(tmp_path: Path) -> tuple[Path, Path]:
         layers=(1, 3, 4),
         layer_axis="layer outputs",
         hidden_size=6,
-        codec="bf16",
+        codec=layout.aux.label,
         compute_dtype="float32",
         final="post_norm",
+        final_codec=layout.final.label,
+        final_rows=layout.final_rows,
     )
-    manifest = tmp_path / "manifest.json"
+    manifest = folder / "manifest.json"
     write_manifest(manifest, Manifest(meta=meta, shards=tuple(done), samples=tuple(entries)))
-    return manifest, tmp_path
+    return manifest, folder
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[Path, Path]:
+    """Write the default store."""
+    return write_store(tmp_path, LAYOUTS["default"])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_sample_comes_back_as_its_codec_alone_would_give_it(
+    name: str, tmp_path: Path
+) -> None:
+    layout = LAYOUTS[name]
+    made = write_store(tmp_path, layout)
+    assert verify(*made) == []
+    store = open_store(*made)
+    for number, sample_id in enumerate(store.samples):
+        got, put = store.read(sample_id), states(number)
+        aux_TLD = layout.aux.decode(layout.aux.encode(put.aux_TLD), 6)
+        assert torch.equal(got.aux_TLD, aux_TLD)
+        kept = final_positions(layout, LENGTHS[number], SAMPLES[number].spans)
+        final_RD = layout.final.decode(layout.final.encode(put.final_TD[kept]), 6)
+        assert torch.equal(got.final_TD[kept], final_RD)
+        assert int(got.final_TD.isnan().all(1).sum()) == LENGTHS[number] - len(kept)
+        assert got.final_TD.dtype == got.aux_TLD.dtype == torch.float32
+
+
+def test_a_default_store_has_the_bytes_of_the_first_release(
+    made: tuple[Path, Path], tmp_path: Path
+) -> None:
+    tensors = {
+        "input_ids": torch.tensor([3, 4, 5, 6], dtype=torch.int32) - 1,
+        "aux.values": states(2).aux_TLD.bfloat16(),
+        "final.values": states(2).final_TD.bfloat16(),
+    }
+    save_file(tensors, tmp_path / "plain.safetensors")
+    assert (made[1] / "key/shard-00001.safetensors").read_bytes() == (
+        tmp_path / "plain.safetensors"
+    ).read_bytes()
+    meta = read_json(made[0])["meta"]
+    assert "final_codec" not in meta
+    assert "final_rows" not in meta
+
+
+def test_the_manifest_names_codecs_versions_and_rows(tmp_path: Path) -> None:
+    meta = read_json(write_store(tmp_path, LAYOUTS["int4"])[0])["meta"]
+    assert (meta["codec"], meta["final_codec"]) == ("int4/1", "fp8/1")
+    assert meta["final_rows"] == "supervised"
+
+
+@pytest.mark.parametrize("label", ["fp8/2", "zip/1"])
+def test_another_codec_or_version_is_refused_by_reader_and_verify(
+    label: str, tmp_path: Path
+) -> None:
+    made = write_store(tmp_path, LAYOUTS["fp8"])
+    text = made[0].read_text(encoding="utf-8")
+    made[0].write_text(text.replace('"codec": "fp8/1"', f'"codec": "{label}"'), encoding="utf-8")
+    with pytest.raises(EyasError, match=rf"expected bf16 \| fp8/1 \| int4/1, got '{label}'"):
+        open_store(*made)
+    assert f"got '{label}'" in verify(*made)[0]
+
+
+def test_a_shard_in_another_codec_than_the_manifest_says_is_refused(tmp_path: Path) -> None:
+    made = write_store(tmp_path / "fp8", LAYOUTS["fp8"])
+    other = write_store(tmp_path / "int4", LAYOUTS["int4"])
+    index, strange = read_manifest(made[0]), read_manifest(other[0]).shards[1]
+    write_manifest(
+        made[0],
+        dataclasses.replace(index, shards=(index.shards[0], strange, index.shards[2])),
+    )
+    name = "key/shard-00001.safetensors"
+    (made[1] / name).write_bytes((other[1] / name).read_bytes())
+    store = open_store(*made)
+    store.read("s1")
+    with pytest.raises(EyasError, match=r"shard-00001.*expected tensors .*aux.values.*got .*codes"):
+        store.read("s2")
+    assert len(faults := verify(*made)) == 1
+    assert "shard-00001" in faults[0]
+
+
+def test_a_shard_with_other_final_rows_than_the_spans_say_is_refused(tmp_path: Path) -> None:
+    made = write_store(tmp_path, LAYOUTS["fp8"])
+    index = read_manifest(made[0])
+    shorter = dataclasses.replace(index.samples[2], spans=((1, 3),))
+    samples = (*index.samples[:2], shorter, index.samples[3])
+    write_manifest(made[0], dataclasses.replace(index, samples=samples))
+    assert "shard-00001" in verify(*made)[0]
+    with pytest.raises(EyasError, match=r"'final.values'.*\[1, 6\].*got.*\[2, 6\]"):
+        open_store(*made).read("s2")
 
 
 def test_a_sample_comes_back_exactly_as_bf16(made: tuple[Path, Path]) -> None:
@@ -161,7 +255,7 @@ def test_a_manifest_of_another_form_is_one_clear_error(made: tuple[Path, Path]) 
     manifest, folder = made
     text = manifest.read_text()
     manifest.write_text(text.replace('"format": 1', '"format": 99'))
-    assert "expected a manifest of format 1" in verify(manifest, folder)[0]
+    assert "expected a manifest of format 1, got 99" in verify(manifest, folder)[0]
     manifest.write_text(text.replace('"hidden_size"', '"hidden"'))
     with pytest.raises(EyasError, match="not a manifest"):
         open_store(manifest, folder)
@@ -174,54 +268,13 @@ def test_an_unknown_sample_is_named(made: tuple[Path, Path]) -> None:
         open_store(*made).read("nobody")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "limit", "expected"),
-    [
-        ((3, 5, 4, 7), 8, [range(2), range(2, 3), range(3, 4)]),
-        ((20, 1), 8, [range(1), range(1, 2)]),
-        ((1, 1, 1), 8, [range(3)]),
-        ((), 8, []),
-    ],
-)
-def test_shards_hold_whole_samples_in_order(
-    lengths: tuple[int, ...], limit: int, expected: list[range]
-) -> None:
-    assert shards.plan_shards(lengths, limit) == expected
-
-
-def test_the_key_follows_ids_tokens_weights_and_settings() -> None:
-    def key(samples: list[Sample], weights: str, settings: Extract) -> str:
-        return shards.store_key(samples, weights, (1, 3, 4), settings)
-
-    base = key(SAMPLES, "w", SETTINGS)
-    again = dataclasses.replace(SAMPLES[0], input_ids=(9, 9, 9))
-    others = {
-        key(SAMPLES[:3], "w", SETTINGS),
-        key([again, *SAMPLES[1:]], "w", SETTINGS),
-        key(SAMPLES, "v", SETTINGS),
-        key(SAMPLES, "w", dataclasses.replace(SETTINGS, batch_tokens=9)),
-        shards.store_key(SAMPLES, "w", (1, 2, 4), SETTINGS),
-    }
-    assert len(others) == 5
-    assert base not in others
-    assert base == key(SAMPLES, "w", dataclasses.replace(SETTINGS, layers=(1, 3, 4)))
-
-
-def test_a_full_disk_is_told_before_the_start(tmp_path: Path) -> None:
-    with pytest.raises(EyasError, match=r"GB free, got .*\n  hint: set runtime.store"):
-        shards.prepare_folder(tmp_path, 10**18)
-
-
-def test_leftovers_of_a_kill_are_cleared(tmp_path: Path) -> None:
-    torn = tmp_path / ".shard-00000.safetensors.abc"
-    torn.write_bytes(b"x")
-    shards.prepare_folder(tmp_path, 0)
-    assert not torn.exists()
-
-
-def test_size_by_hand_for_kimi() -> None:
-    per_token = bytes_per_token("bf16", num_layers=3, hidden_size=7168)
-    assert per_token == 57_348
-    assert hours(138_400_000, 422.5) == pytest.approx(90.99, abs=0.01)
-    with pytest.raises(EyasError, match=r"extract.codec: expected bf16, got 'fp8'"):
-        bytes_per_token("fp8", num_layers=3, hidden_size=7168)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_size_told_before_is_the_size_on_disk(name: str, tmp_path: Path) -> None:
+    layout = LAYOUTS[name]
+    shard = read_manifest(write_store(tmp_path, layout)[0]).shards[0]
+    kept = sum(num_final_rows(layout, LENGTHS[row], SAMPLES[row].spans) for row in (0, 1))
+    per_token = bytes_per_token(
+        layout, num_layers=3, hidden_size=6, final_share=kept / shard.tokens
+    )
+    header = 8 + int.from_bytes((tmp_path / "key" / shard.name).read_bytes()[:8], "little")
+    assert shard.size_bytes - header == pytest.approx(per_token * shard.tokens)

@@ -35,7 +35,7 @@ class Document:
     input_ids_T: Tensor
     reply_T: Tensor
     aux_TLD: Tensor
-    final_TD: Tensor  # after the target's last norm: what feeds lm_head
+    final_TD: Tensor  # after the target's last norm: what feeds lm_head; NaN where not kept
 
 
 class Documents(Protocol):

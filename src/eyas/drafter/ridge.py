@@ -32,11 +32,15 @@ class NormalEquations:
     def add(self, document: Document, embed_TD: Tensor, norm_weight_D: Tensor, eps: float) -> None:
         """Add a document's rows t >= 1; position 0 is the attention sink and like no other.
 
+        A row whose final state is NaN was not kept by the store, and is left out.
         `embed_TD` are the target's embeddings of its tokens, `norm_weight_D` its final norm's.
         """
         token_TD = rms_norm(embed_TD[2:], torch.ones_like(norm_weight_D), eps)
         features_TF = torch.cat([document.aux_TLD[1:-1].flatten(1), token_TD], dim=1).double()
         state_TD = document.final_TD[2:].double() / norm_weight_D.double()
+        kept_T = ~state_TD.isnan().all(-1)
+        if not kept_T.all():
+            features_TF, state_TD = features_TF[kept_T], state_TD[kept_T]
         self.gram_FF.addmm_(features_TF.T, features_TF)
         self.cross_FD.addmm_(features_TF.T, state_TD)
         self.rows += len(features_TF)

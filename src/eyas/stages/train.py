@@ -36,6 +36,7 @@ from eyas.records import Sample
 from eyas.settings import Drafter as DrafterSettings
 from eyas.settings import Runtime, Train
 from eyas.states.folder import SIDECAR
+from eyas.states.layout import SUPERVISED
 from eyas.states.store import POST_NORM, Store, open_store
 from eyas.states.target import TargetHead, load_head
 from eyas.tokens.codecs import load_codec
@@ -154,6 +155,12 @@ def read_inputs(params: Params, folder: Path) -> Inputs:
     for sample in samples["train"] + samples["val"]:
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
+        got = store.entries[sample.id].spans
+        if store.meta.final_rows == SUPERVISED and got != sample.spans:
+            raise EyasError(
+                f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
+                hint="re-run extract",
+            )
     return Inputs(
         shape=params.section("drafter", DrafterSettings),
         settings=params.section("train", Train),

@@ -49,7 +49,7 @@ def capture(model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]) ->
 
     The causal mask keeps padding out of every real position, so no attention mask is needed.
 
-    Raises: EyasError if a state is not finite or their number is not that of the ids.
+    Raises: EyasError if their number is not that of the ids. Values are checked where written.
     """
     ids_BT = torch.full((len(rows), max(map(len, rows))), _PAD)
     for row, ids in enumerate(rows):
@@ -63,8 +63,6 @@ def capture(model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]) ->
             f"capture: expected states of {tuple(ids_BT.shape)} tokens, got "
             f"{tuple(aux_BTLD.shape[:2])} and {tuple(final_BTD.shape[:2])}"
         )
-    if not (aux_BTLD.isfinite().all() and final_BTD.isfinite().all()):
-        raise EyasError("capture: states that are not finite", hint="check the target's weights")
     return [
         Captured(aux_TLD=aux_BTLD[row, : len(ids)], final_TD=final_BTD[row, : len(ids)])
         for row, ids in enumerate(rows)
@@ -72,11 +70,16 @@ def capture(model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]) ->
 
 
 @torch.inference_mode()
-def argmax_agreement(model: Any, ids: Sequence[int], final_TD: torch.Tensor) -> float:
-    """Return the share of positions where lm_head over the states picks what the target picks."""
+def argmax_agreement(model: Any, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
+    """Count the positions where lm_head over the states picks what the target picks.
+
+    Returns that number, and the number of positions; those whose states are NaN are left out.
+    """
     own_TV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-    ours_TV = torch.nn.functional.linear(final_TD.to(own_TV.dtype), model.lm_head.weight)
-    return float((own_TV.argmax(-1) == ours_TV.argmax(-1)).float().mean())
+    kept_T = ~final_TD.isnan().all(-1)
+    ours_RV = torch.nn.functional.linear(final_TD[kept_T].to(own_TV.dtype), model.lm_head.weight)
+    same_R = own_TV[kept_T].argmax(-1) == ours_RV.argmax(-1)
+    return int(same_R.sum()), len(same_R)
 
 
 @contextlib.contextmanager

@@ -2,15 +2,17 @@
 
 Writes: <store>/<key>/shard-NNNNN.safetensors, and beside it .json with size and sha256.
 Source: docs/contracts.md. The key is a digest of all that decides the bytes: mixtures lie side by
-side, and going back to an old one extracts nothing. What changes the bytes must raise FORMAT.
+side, and going back to an old one extracts nothing. What changes the bytes must raise FORMAT. An
+option that came later is left out of key and manifest at its default, so that old stores stay good.
 """
 
 import hashlib
 import logging
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +23,13 @@ from eyas.files import read_json, replacing, sha256_of, write_json
 from eyas.records import Sample, canonical_json
 from eyas.settings import Extract
 from eyas.states.capture_hf import Captured
-from eyas.states.codecs import StateCodec
+from eyas.states.codecs import state_codec
+from eyas.states.layout import SUPERVISED, Layout, encode, final_positions
 
 FORMAT = 1
 _KEY_DIGITS = 32
 _SPARE_BYTES = 1 << 26
+_LARGEST = 1e36  # room for float32 sums of 64 such values
 log = logging.getLogger("eyas")
 
 
@@ -43,9 +47,23 @@ def store_key(
     samples: Sequence[Sample], identity: str, layers: Sequence[int], settings: Extract
 ) -> str:
     """Return the name of the store's folder: a digest of samples, target weights and settings."""
-    rows = [[s.id, hashlib.sha256(_int32(s.input_ids).tobytes()).hexdigest()] for s in samples]
-    made_of = [FORMAT, rows, identity, asdict(settings) | {"layers": list(layers)}]
+    rows = [_identity(sample, settings.final_rows) for sample in samples]
+    options = without_defaults(settings) | {"layers": list(layers)}
+    options["codec"] = state_codec(settings.codec).label
+    if "final_codec" in options:
+        options["final_codec"] = state_codec(settings.final_codec).label
+    made_of = [FORMAT, rows, identity, options]
     return hashlib.sha256(canonical_json(made_of)).hexdigest()[:_KEY_DIGITS]
+
+
+def without_defaults(record: Any) -> dict[str, Any]:
+    """Return a dataclass as a dict, without the fields that have their default."""
+    kept = {
+        f.name
+        for f in fields(record)
+        if f.default is MISSING or getattr(record, f.name) != f.default
+    }
+    return {name: value for name, value in asdict(record).items() if name in kept}
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
@@ -95,16 +113,17 @@ def shard_fault(path: Path, shard: Shard) -> str | None:
 
 
 def write_shard(
-    path: Path, samples: Sequence[Sample], states: Sequence[Captured], codec: StateCodec
+    path: Path, samples: Sequence[Sample], states: Sequence[Captured], layout: Layout
 ) -> Shard:
-    """Pack samples end to end into one file; the sidecar comes last and makes it count."""
+    """Pack samples end to end into one file; the sidecar comes last and makes it count.
+
+    Raises: EyasError naming the sample whose states hold inf, NaN or what no codec can hold.
+    """
     sidecar = path.with_suffix(".json")
     sidecar.unlink(missing_ok=True)
     ids = np.concatenate([_int32(s.input_ids) for s in samples])
-    parts = {
-        **_encoded("aux", [s.aux_TLD for s in states], codec),
-        **_encoded("final", [s.final_TD for s in states], codec),
-    }
+    rows = [_encoded(s, captured, layout) for s, captured in zip(samples, states, strict=True)]
+    parts = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     with replacing(path) as temporary:
         save_file({"input_ids": torch.from_numpy(ids), **parts}, temporary)
         size, digest = temporary.stat().st_size, sha256_of(temporary)
@@ -126,15 +145,26 @@ def prepare_folder(folder: Path, needed_bytes: int) -> None:
         raise EyasError(
             f"{folder}: expected {(needed_bytes + _SPARE_BYTES) / 1e9:,.2f} GB free, "
             f"got {free / 1e9:,.2f} GB",
-            hint="set runtime.store to a bigger disk, or lower merge.caps",
+            hint="set runtime.store to a bigger disk, or extract.codec to fp8 or int4",
         )
 
 
-def _encoded(
-    field: str, states: Sequence[torch.Tensor], codec: StateCodec
-) -> dict[str, torch.Tensor]:
-    rows = [codec.encode(state) for state in states]
-    return {f"{field}.{part}": torch.cat([row[part] for row in rows]) for part in rows[0]}
+def _encoded(sample: Sample, states: Captured, layout: Layout) -> Mapping[str, torch.Tensor]:
+    for field, values in (("aux", states.aux_TLD), ("final", states.final_TD)):
+        if not (largest := float(values.abs().max())) < _LARGEST:
+            raise EyasError(
+                f"sample {sample.id}: {field} states: expected finite values below {_LARGEST:g}, "
+                f"got {largest:g}",
+                hint="check the target's weights and compute dtype",
+            )
+    positions_R = final_positions(layout, len(sample.input_ids), sample.spans)
+    return encode(layout, states.aux_TLD, states.final_TD[positions_R])
+
+
+def _identity(sample: Sample, final_rows: str) -> list[Any]:
+    """Return what decides a sample's bytes, beside the target and the options."""
+    tokens = hashlib.sha256(_int32(sample.input_ids).tobytes()).hexdigest()
+    return [sample.id, tokens, *([sample.spans] if final_rows == SUPERVISED else [])]
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray:

@@ -3,10 +3,11 @@
 Reads and writes: data/hidden_states/manifest.json. Reads: <store>/<key>/shard-NNNNN.safetensors.
 Source: docs/contracts.md. Nothing is unpickled; a shard's size and sha256 are checked before use.
 
-Legend: T tokens, D hidden size, L aux layers.
+Legend: T tokens, D hidden size, L aux layers, R rows that keep their final state.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,15 @@ from safetensors import safe_open
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.records import Span
-from eyas.states.codecs import state_codec
-from eyas.states.shards import FORMAT, Shard, shard_fault
+from eyas.states.layout import (
+    Layout,
+    expected_tensors,
+    final_positions,
+    layout_of_labels,
+    num_final_rows,
+    scatter_final,
+)
+from eyas.states.shards import FORMAT, Shard, shard_fault, without_defaults
 
 HINT = "make it again with `dvc repro -f -s extract` (intact shards are kept)"
 POST_NORM = "post_norm"
@@ -36,9 +44,11 @@ class StoreMeta:
     layers: tuple[int, ...]  # outputs of these layers, along axis 1 of aux
     layer_axis: str
     hidden_size: int
-    codec: str
+    codec: str  # label of the codec of aux states
     compute_dtype: str
     final: str  # post_norm: the state that feeds lm_head
+    final_codec: str = "bf16"  # label
+    final_rows: str = "all"  # all | supervised: which rows keep their final state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +79,7 @@ class SampleStates:
     input_ids: torch.Tensor  # int64 [T]
     mask_T: torch.Tensor  # bool: tokens of a reply
     aux_TLD: torch.Tensor
-    final_TD: torch.Tensor
+    final_TD: torch.Tensor  # NaN in rows that the store did not keep
 
 
 class Store:
@@ -81,7 +91,8 @@ class Store:
         self.samples = tuple(self.entries)
         self._shards = manifest.shards
         self._folder = folder / manifest.meta.key
-        self._codec = state_codec(manifest.meta.codec)
+        self._layout = layout_of(manifest.meta)
+        self._final_offsets, self._final_rows = _count_final_rows(self._layout, manifest.samples)
         self._open: dict[int, Any] = {}
 
     def ids_of(self, split: str) -> tuple[str, ...]:
@@ -91,58 +102,76 @@ class Store:
     def read(self, sample_id: str) -> SampleStates:
         """Return a sample's ids, reply mask and states.
 
-        Raises: EyasError if the sample is unknown or its shard is missing, cut or altered.
+        Raises: EyasError if the sample is unknown or its shard is missing, cut, altered, or not
+            written as the manifest says.
         """
         if sample_id not in self.entries:
             raise EyasError(f"hidden-state store: no sample '{sample_id}'", hint=HINT)
         entry = self.entries[sample_id]
-        rows = slice(entry.offset, entry.offset + entry.length)
         file = self._shard(entry.shard)
-        names = set(file.keys()) - {"input_ids"}
-        parts = {name: file.get_slice(name)[rows] for name in names}
         mask_T = torch.zeros(entry.length, dtype=torch.bool)
         for start, end in entry.spans:
             mask_T[start:end] = True
         return SampleStates(
-            input_ids=file.get_slice("input_ids")[rows].long(),
+            input_ids=file.get_slice("input_ids")[_rows(entry.offset, entry.length)].long(),
             mask_T=mask_T,
-            aux_TLD=self._decode("aux", parts),
-            final_TD=self._decode("final", parts),
+            aux_TLD=self._vectors(file, "aux", _rows(entry.offset, entry.length)),
+            final_TD=self._final(file, entry),
         )
 
-    def _decode(self, field: str, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _final(self, file: Any, entry: StoredSample) -> torch.Tensor:
+        positions_R = final_positions(self._layout, entry.length, entry.spans)
+        rows = _rows(self._final_offsets[entry.id], len(positions_R))
+        return scatter_final(self._vectors(file, "final", rows), positions_R, entry.length)
+
+    def _vectors(self, file: Any, field: str, rows: slice) -> torch.Tensor:
+        codec = self._layout.aux if field == "aux" else self._layout.final
         head = f"{field}."
-        own = {name.removeprefix(head): t for name, t in parts.items() if name.startswith(head)}
-        return self._codec.decode(own)
+        names = [name for name in sorted(file.keys()) if name.startswith(head)]
+        parts = {name.removeprefix(head): file.get_slice(name)[rows] for name in names}
+        return codec.decode(parts, self.meta.hidden_size)
 
     def _shard(self, number: int) -> Any:
         if number not in self._open:
             shard = self._shards[number]
             path = self._folder / shard.name
-            if fault := shard_fault(path, shard):
+            final_rows = self._final_rows[number]
+            if fault := shard_fault(path, shard) or _layout_fault(
+                path, shard, self.meta, final_rows
+            ):
                 raise EyasError(fault, hint=HINT)
             self._open[number] = safe_open(path, framework="pt")
         return self._open[number]
 
 
+def layout_of(meta: StoreMeta) -> Layout:
+    """Return how a store's vectors are written.
+
+    Raises: EyasError for a codec, or a version of one, that this release cannot read.
+    """
+    return layout_of_labels(meta.codec, meta.final_codec, meta.final_rows)
+
+
 def open_store(manifest: Path, folder: Path) -> Store:
     """Open the store that a manifest describes; `folder` is runtime.store.
 
-    Raises: EyasError if the manifest is missing, broken or of another format.
+    Raises: EyasError if the manifest is missing, broken, of another format or in unknown codecs.
     """
     return Store(read_manifest(manifest), folder)
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the index; equal stores give equal bytes."""
-    write_json(path, {"format": FORMAT, **dataclasses.asdict(manifest)})
+    meta = without_defaults(manifest.meta)
+    write_json(path, {"format": FORMAT, **dataclasses.asdict(manifest), "meta": meta})
 
 
 def read_manifest(path: Path) -> Manifest:
     """Read the index strictly."""
     value = read_json(path, hint=HINT)
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise EyasError(f"{path}: expected a manifest of format {FORMAT}", hint=HINT)
+    got = value.get("format") if isinstance(value, dict) else None
+    if got != FORMAT:
+        raise EyasError(f"{path}: expected a manifest of format {FORMAT}, got {got}", hint=HINT)
     try:
         meta = StoreMeta(**value["meta"])
         return Manifest(
@@ -155,14 +184,57 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def verify(manifest: Path, folder: Path) -> list[str]:
-    """Return every fault of a store, a line each: files, digests, rows that no shard holds."""
+    """Return every fault of a store, a line each: files, digests, tensors, rows without a place."""
     try:
         index = read_manifest(manifest)
+        layout = layout_of(index.meta)
     except EyasError as error:
         return [str(error)]
     home = folder / index.meta.key
-    faults = [shard_fault(home / shard.name, shard) for shard in index.shards]
+    final_rows = _count_final_rows(layout, index.samples)[1]
+    faults = [
+        shard_fault(home / shard.name, shard)
+        or _layout_fault(home / shard.name, shard, index.meta, final_rows[number])
+        for number, shard in enumerate(index.shards)
+    ]
     return [fault for fault in faults if fault] + _row_faults(index.shards, index.samples)
+
+
+def _rows(start: int, count: int) -> slice:
+    return slice(start, start + count)
+
+
+def _count_final_rows(
+    layout: Layout, samples: Sequence[StoredSample]
+) -> tuple[dict[str, int], Counter[int]]:
+    """Return the first final row of every sample in its shard, and how many each shard has."""
+    starts: dict[str, int] = {}
+    rows: Counter[int] = Counter()
+    for sample in samples:
+        starts[sample.id] = rows[sample.shard]
+        rows[sample.shard] += num_final_rows(layout, sample.length, sample.spans)
+    return starts, rows
+
+
+def _layout_fault(path: Path, shard: Shard, meta: StoreMeta, final_rows: int) -> str | None:
+    """Return how a shard's tensors differ from what the manifest says."""
+    expected = expected_tensors(
+        layout_of(meta),
+        tokens=shard.tokens,
+        final_rows=final_rows,
+        num_layers=len(meta.layers),
+        hidden_size=meta.hidden_size,
+    )
+    with safe_open(path, framework="pt") as file:
+        slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+        got = {name: (part[:0].dtype, part.get_shape()) for name, part in slices.items()}
+    if got == expected:
+        return None
+    differing = sorted(name for name in expected | got if expected.get(name) != got.get(name))
+    return (
+        f"{path}: expected tensors {[(n, expected.get(n)) for n in differing]}, "
+        f"got {[(n, got.get(n)) for n in differing]}"
+    )
 
 
 def _row_faults(shards: Sequence[Shard], samples: Sequence[StoredSample]) -> list[str]:

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eyas.drafter.packing import number_replies, predictions
+from eyas.errors import EyasError
+from eyas.states.layout import (
+    expected_tensors,
+    final_positions,
+    layout_of_labels,
+    make_layout,
+    num_final_rows,
+    scatter_final,
+)
+
+ALL = make_layout("bf16", "bf16", "all")
+SOME = make_layout("int4", "fp8", "supervised")
+
+
+@pytest.mark.parametrize(
+    ("length", "spans", "expected"),
+    [
+        (6, ((2, 5),), [2, 3]),  # the example of the module
+        (6, ((0, 3), (3, 6)), [1, 3, 4]),  # replies that touch; no row stands before position 0
+        (6, ((4, 5), (5, 6)), []),  # one token predicts nothing of its own reply
+        (6, ((5, 5),), []),
+        (6, (), []),
+    ],
+)
+def test_supervised_rows_by_hand(
+    length: int, spans: tuple[tuple[int, int], ...], expected: list[int]
+) -> None:
+    assert final_positions(SOME, length, spans).tolist() == expected
+    assert num_final_rows(SOME, length, spans) == len(expected)
+    assert final_positions(ALL, length, spans).tolist() == list(range(length))
+    assert num_final_rows(ALL, length, spans) == length
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=8), st.booleans())
+def test_every_row_that_the_loss_reads_is_kept(cuts: list[int], truncated: bool) -> None:
+    ends = sorted(cuts)
+    spans = tuple(zip(ends[::2], ends[1::2], strict=False))
+    kept = set(final_positions(SOME, 41, spans).tolist())
+    whole = set(predictions(number_replies(41, spans, truncated=False)).tolist())
+    assert kept == whole
+    assert kept >= set(predictions(number_replies(41, spans, truncated=truncated)).tolist())
+
+
+def test_rows_that_are_not_kept_come_back_as_nan() -> None:
+    final_TD = scatter_final(torch.ones(2, 3), torch.tensor([1, 4]), 6)
+    assert final_TD.isnan().all(1).tolist() == [True, False, True, True, False, True]
+    assert torch.equal(final_TD[[1, 4]], torch.ones(2, 3))
+    assert scatter_final(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64), 2).isnan().all()
+
+
+def test_tensors_of_a_shard_by_hand() -> None:
+    assert expected_tensors(SOME, tokens=9, final_rows=2, num_layers=3, hidden_size=130) == {
+        "input_ids": (torch.int32, [9]),
+        "aux.codes": (torch.uint8, [9, 3, 3, 32]),
+        "aux.steps": (torch.bfloat16, [9, 3, 3]),
+        "aux.outliers": (torch.bfloat16, [9, 3, 1]),
+        "aux.places": (torch.int16, [9, 3, 1]),
+        "final.values": (torch.float8_e4m3fn, [2, 130]),
+        "final.scales": (torch.float32, [2]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("zip", "bf16", "all"), r"extract.codec: expected bf16 \| fp8 \| int4, got 'zip'"),
+        (("fp8", "int4", "all"), r"extract.final_codec: expected bf16 \| fp8, got 'int4'"),
+        (("fp8", "fp8", "some"), r"extract.final_rows: expected all \| supervised, got 'some'"),
+    ],
+)
+def test_options_that_do_not_exist_are_named(options: tuple[str, str, str], message: str) -> None:
+    with pytest.raises(EyasError, match=message):
+        make_layout(*options)
+
+
+def test_labels_lead_back_to_the_layout_that_wrote_them() -> None:
+    for layout in (ALL, SOME):
+        labels = layout.aux.label, layout.final.label, layout.final_rows
+        assert layout_of_labels(*labels) == layout
+    with pytest.raises(EyasError, match=r"final_rows: expected all \| supervised, got 'few'"):
+        layout_of_labels("bf16", "bf16", "few")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eyas.errors import EyasError
-from eyas.prompts.schemas import ParsedRow, Reject
+from eyas.prompts.rows import ParsedRow, Reject
 from eyas.records import Message, Prompt, Tool, Violation, canonical_json, row_id
 from eyas.settings import PartitionRule
 
@@ -69,7 +69,7 @@ def select(rows: Iterable[ParsedRow | Reject], plan: Plan, target: TargetFacts) 
             found = _unless_seen(found, seen)
         if isinstance(found, Violation):
             rejects.append(found)
-        elif is_heldout(found.id, plan.heldout_permille):
+        elif is_heldout(found.conversation or found.id, plan.heldout_permille):
             heldout.append(_for_evaluation(found, target))
         else:
             kept.append(found)
@@ -167,6 +167,7 @@ def _judge(
         prompt_tokens=tokens,
         partition=partition,
         licence=plan.licence,
+        conversation=row.conversation,
     )
 
 

@@ -172,7 +172,9 @@ def _linked(messages: Iterable[Message]) -> tuple[Message, ...]:
 
 
 def _tool(tool: object) -> Tool:
-    function = tool.get("function", tool) if isinstance(tool, dict) else None
+    if not isinstance(tool, dict):
+        raise RowError("bad_tools", tool)
+    function = tool.get("function", tool)
     if not isinstance(function, dict) or not is_function_name(function.get("name")):
         raise RowError("bad_tools", tool)
     return tool if "function" in tool else {"type": "function", "function": function}

@@ -1,7 +1,7 @@
 """Parse the conversation sets: who spoke is spelled differently in each.
 
-Pure. Source: the data sets' pages; https://github.com/lm-sys/FastChat (ShareGPT's long conversations
-are split into parts `ID_0`, `ID_2`, ...: fastchat/data/split_long_conversation.py).
+Pure. Source: the data sets' pages; https://github.com/lm-sys/FastChat (a long conversation of
+ShareGPT is split into parts `ID_0`, `ID_2`, ...: fastchat/data/split_long_conversation.py).
 """
 
 import re

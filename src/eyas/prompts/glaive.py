@@ -1,18 +1,21 @@
 r"""Parse the rows of glaive-function-calling-v2: declarations and a chat, both plain text.
 
-Pure. The text has one reading or the row is rejected. Read: apostrophes in the quoted arguments,
-arguments as a bare object, words before a call, turns one blank line apart. Rejected, a reason each:
+Pure. The text has one reading or the row is rejected. Read as they stand: apostrophes in the quoted
+arguments, arguments as a bare object, words before a call, turns one blank line apart. Rejected:
 
-| in the row                                        | reason                              |
-|---------------------------------------------------|-------------------------------------|
-| `\'` inside the quoted arguments                  | escaped_quote_in_arguments          |
-| `Infinity`, `NaN`; a list or null; other non-JSON | arguments_not_finite, .._not_object, .._not_json |
-| `parameters` where `arguments` should stand       | parameters_for_arguments            |
-| a call that stops short; more text behind it      | call_cut_short, text_after_call     |
-| two calls in one turn                             | several_calls                       |
-| "AI:" replaced by the end-of-text mark            | end_mark_in_text                    |
-| a name not declared, or declared twice            | undeclared_function, function_declared_twice |
-| a response to no call; a call without a response  | response_without_call, call_without_response |
+| in the row                                      | reason                                   |
+|-------------------------------------------------|------------------------------------------|
+| `\'` inside the quoted arguments                | escaped_quote_in_arguments               |
+| `Infinity` or `NaN` in them                     | arguments_not_finite                     |
+| a list or null; what is no JSON at all          | arguments_not_object, arguments_not_json |
+| `parameters` where `arguments` should stand     | parameters_for_arguments                 |
+| a call that stops short; more text behind it    | call_cut_short, text_after_call          |
+| two calls in one turn                           | several_calls                            |
+| "AI:" replaced by the end-of-text mark          | end_mark_in_text                         |
+| a name not declared                             | undeclared_function                      |
+| a name declared twice                           | function_declared_twice                  |
+| a response to no call                           | response_without_call                    |
+| a call that nothing responds to                 | call_without_response                    |
 
 Source: https://huggingface.co/datasets/glaiveai/glaive-function-calling-v2
 """

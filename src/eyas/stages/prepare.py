@@ -6,8 +6,10 @@ Run: python -m eyas.stages.prepare select=chat. Source: docs/contracts.md.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig
@@ -16,10 +18,13 @@ from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_jsonl
+from eyas.prompts.rows import ParsedRow
 from eyas.prompts.schemas import parse_row
+from eyas.prompts.screening import Screening
 from eyas.prompts.selection import Plan, Selection, TargetFacts, check_plan, select
 from eyas.prompts.sources import read_rows
-from eyas.settings import DatasetPrepare, Heldout, PartitionRule, Source
+from eyas.records import Prompt
+from eyas.settings import DatasetPrepare, EvaluationSet, Heldout, PartitionRule, Source
 from eyas.tokens.codecs import load_codec
 
 TARGET = Path("models/target")
@@ -47,8 +52,8 @@ def work(params: Params) -> Report:
     selection = select((parse_row(prepare.schema, row) for row in read_rows(source)), plan, target)
     reasons = Counter(violation.rule for violation in selection.rejects)
     _check_filled(name, source, selection, reasons)
-    write_jsonl(Path(f"data/prompts/{name}.jsonl"), selection.prompts)
-    write_jsonl(Path(f"data/heldout/{name}.jsonl"), selection.heldout)
+    write_jsonl(Path(f"data/prompts/{name}.jsonl"), _lines(selection.prompts))
+    write_jsonl(Path(f"data/heldout/{name}.jsonl"), _lines(selection.heldout))
     write_jsonl(Path(f"data/prompts/{name}.rejects.jsonl"), selection.rejects)
     return _report(source, selection, reasons)
 
@@ -63,7 +68,34 @@ def _plan(params: Params, name: str, prepare: DatasetPrepare) -> Plan:
         seed=prepare.seed,
         partition=prepare.partition,
         partitions=params.section("partition", dict[str, PartitionRule]),
+        screening=_screening(prepare),
     )
+
+
+def _screening(prepare: DatasetPrepare) -> Screening:
+    if prepare.overlap is None:
+        return Screening(near_duplicate_jaccard=prepare.near_duplicate_jaccard)
+    return Screening(
+        near_duplicate_jaccard=prepare.near_duplicate_jaccard,
+        passage_words=prepare.overlap.num_words,
+        against_heldout=prepare.overlap.heldout,
+        evaluation=tuple(row for known in prepare.overlap.against for row in _parsed(known)),
+    )
+
+
+def _parsed(known: EvaluationSet) -> Iterator[ParsedRow]:
+    """Yield the rows that can be read; a broken evaluation row has no prompt to be leaked."""
+    rows = (parse_row(known.schema, row) for row in read_rows(known.source))
+    return (row for row in rows if isinstance(row, ParsedRow))
+
+
+def _lines(prompts: Iterable[Prompt]) -> Iterator[dict[str, Any]]:
+    """Yield prompts as they are written: a conversation is named only where rows share one."""
+    for prompt in prompts:
+        line = asdict(prompt)
+        if not prompt.conversation:
+            del line["conversation"]
+        yield line
 
 
 def _target(codec_name: str) -> TargetFacts:

@@ -80,7 +80,7 @@ def call_of(value: object) -> dict[str, Any]:
 
 def _order_error(before: str, role: str) -> tuple[str, str]:
     detail = f"{role} after {before or 'nothing'}"
-    if not before and role == "assistant":
+    if before in ("", "system") and role == "assistant":
         return "starts_with_assistant", detail
     return ("repeated_role" if role == before else "bad_turn_order"), detail
 

@@ -89,6 +89,7 @@ class DatasetPrepare:
     max_rows: int | None
     partition: str | None  # null: by prompt length
     seed: int
+    max_upstream_rows: int | None = None  # read no further; null: all of them
     near_duplicate_jaccard: float | None = None  # 0..1, share of common word runs; null: keep all
     overlap: Overlap | None = None  # null: nothing is compared
 

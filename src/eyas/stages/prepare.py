@@ -5,6 +5,7 @@ Writes: data/prompts/DS.jsonl, data/heldout/DS.jsonl, data/prompts/DS.rejects.js
 Run: python -m eyas.stages.prepare select=chat. Source: docs/contracts.md.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -49,7 +50,8 @@ def work(params: Params) -> Report:
     plan = _plan(params, name, prepare)
     check_plan(plan)
     target = _target(params.section("target.codec", str))
-    selection = select((parse_row(prepare.schema, row) for row in read_rows(source)), plan, target)
+    upstream = itertools.islice(read_rows(source), prepare.max_upstream_rows)
+    selection = select((parse_row(prepare.schema, row) for row in upstream), plan, target)
     reasons = Counter(violation.rule for violation in selection.rejects)
     _check_filled(name, source, selection, reasons)
     write_jsonl(Path(f"data/prompts/{name}.jsonl"), _lines(selection.prompts))

@@ -31,10 +31,16 @@ class Passages:
     def found_in(self, text: str) -> str | None:
         """Return the first such run that a text has, None if it has none."""
         words = words_of(text)
-        places = np.flatnonzero(np.isin(_runs(words, self.num_words), self.hashes))
+        places = np.flatnonzero(self._known(_runs(words, self.num_words)))
         if not len(places):
             return None
         return " ".join(words[places[0] : places[0] + self.num_words])
+
+    def _known(self, runs: Hashes) -> npt.NDArray[np.bool_]:
+        if not len(self.hashes):
+            return np.zeros(len(runs), np.bool_)
+        places = np.searchsorted(self.hashes, runs).clip(max=len(self.hashes) - 1)
+        return self.hashes[places] == runs
 
 
 def passages_of(texts: Iterable[str], num_words: int) -> Passages:

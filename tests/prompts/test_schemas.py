@@ -1,3 +1,4 @@
+import copy
 import gzip
 import importlib.util
 import json
@@ -40,16 +41,20 @@ KEYS = (
     *("type", "text", "name", "arguments", "parameters", "tool_calls", "tool_call_id", "items"),
     *("properties", "reasoning", "system_prompt", "tool_call_ids", "additionalProperties"),
 )
+DECLARED = (
+    "SYSTEM: You are a helpful assistant with access to the following functions. "
+    'Use them if required - {"name": "f"}'
+)
+GLAIVE_CHAT = (
+    'USER: a\n\n\nASSISTANT: <functioncall> {"name": "f", "arguments": \'{}\'} <|endoftext|>'
+)
 WORDS = (
     *("system", "user", "assistant", "tool", "ai", "human", "gpt", "function_call", "observation"),
     *("text", "reasoning", "tool_call", "object", "dict", "array", "any", "f", "a.b", "abc_0", ""),
     *("[]", "{}", "[{", '{"name": "f", "arguments": {}}', '[{"name": "f"}]', "[" * 2000),
     "<think>a</think>b",
+    *(DECLARED, GLAIVE_CHAT, "USER: a\n\n\nASSISTANT: b <|endoftext|>\n\n\nUSER: c"),
     "SYSTEM: You are a helpful assistant, with no access to external functions.",
-    "SYSTEM: You are a helpful assistant with access to the following functions. "
-    'Use them if required - {"name": "f"}',
-    "USER: a\n\n\nASSISTANT: b <|endoftext|>\n\n\nUSER: c",
-    'USER: a\n\n\nASSISTANT: <functioncall> {"name": "f", "arguments": \'{}\'} <|endoftext|>',
 )
 LIKELY = st.recursive(
     st.sampled_from(WORDS) | st.none() | st.integers(0, 3),
@@ -71,6 +76,92 @@ def test_any_json_value_is_parsed_or_rejected_without_an_exception(schema: str, 
     assert isinstance(found, ParsedRow | Reject)
     if isinstance(found, ParsedRow):
         assert row_id("d", found.upstream_id, found.messages, found.tools)
+
+
+ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLING = [
+    {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+    *ASKED[:1],
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "1", "tool_call_ids": ["c"]},
+]
+SAID = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+FUNCTION = {"name": "f", "description": "", "parameters": {"type": "dict", "properties": {}}}
+WHOLE: dict[str, dict[str, Any]] = {
+    "bfcl": {"id": "a", "question": [ASKED[:1]], "function": [FUNCTION]},
+    "glaive": {"system": DECLARED, "chat": GLAIVE_CHAT},
+    "gsm8k": {"question": "Q", "answer": "A"},
+    "humaneval": {"task_id": "a", "prompt": "def f():"},
+    "instruction": {"instruction": "Q"},
+    "magicoder": {"index": 1, "problem": "Q"},
+    "mbpp": {"task_id": 1, "prompt": "Q", "test_list": ["assert f()"]},
+    "messages": {"id": "a", "messages": CALLING, "tools": [CALL]},
+    "mixture_of_thoughts": {"messages": [ASKED[0], ASKED[1] | {"content": "<think>a</think>b"}]},
+    "nebius_swe": {"instance_id": "a", "trajectory": [{"role": "user", "text": "Hi"}]},
+    "opencodeinstruct": {"id": "a", "input": "Q"},
+    "openhands": {"instance_id": "a", "trajectory": CALLING, "tools": [CALL]},
+    "openthoughts": {"system": "s", "conversations": SAID},
+    "sharegpt": {
+        "id": "a_0",
+        "conversations": [
+            *SAID[:1],
+            {"from": "function_call", "value": '{"name": "f", "arguments": {}}'},
+            {"from": "observation", "value": "1"},
+        ],
+        "tools": '[{"name": "f"}]',
+    },
+    "swe_agent": {"history": CALLING, "info": {}},
+    "swe_smith": {"instance_id": "a", "traj_id": "b", "messages": CALLING},
+    "turns": {"question_id": 1, "turns": ["Q", "R"]},
+    "ultrachat": {"id": "a", "data": ["Hi", "Hello"]},
+}
+
+
+@st.composite
+def damaged_rows(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """Draw a whole row with something else in one place of it, at any depth."""
+    schema = draw(st.sampled_from(sorted(WHOLE)))
+    row = node = copy.deepcopy(WHOLE[schema])
+    while True:
+        key = draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        if not node[key] or not isinstance(node[key], dict | list) or draw(st.booleans()):
+            break
+        node = node[key]
+    node[key] = draw(LIKELY | JSON)
+    return schema, row
+
+
+PIECES = st.sampled_from(
+    [
+        *("USER:", "ASSISTANT:", "FUNCTION RESPONSE:", "\n\n\n", "<|endoftext|>", "<functioncall>"),
+        *("{", "}", "'", '"', '{"name": "f", "arguments": ', "null", "Infinity", "a", " ", "["),
+    ]
+)
+
+
+@pytest.mark.parametrize("schema", sorted(SCHEMAS))
+def test_whole_row_of_every_schema_is_parsed(schema: str) -> None:
+    assert isinstance(parse_row(schema, WHOLE[schema]), ParsedRow)
+
+
+@given(damaged_rows())
+def test_damaged_row_is_parsed_or_rejected_without_an_exception(
+    damaged: tuple[str, dict[str, Any]],
+) -> None:
+    found = parse_row(*damaged)
+    assert isinstance(found, ParsedRow | Reject)
+    if isinstance(found, ParsedRow):
+        assert row_id("d", found.upstream_id, found.messages, found.tools)
+
+
+@given(st.lists(PIECES, max_size=20), st.lists(PIECES, max_size=6))
+def test_any_text_of_glaive_is_parsed_or_rejected(chat: list[str], functions: list[str]) -> None:
+    asked = "USER: a\n\n\nASSISTANT: " + "".join(chat)
+    calling = "USER: a\n\n\nASSISTANT: <functioncall> " + "".join(chat)
+    rows = ((DECLARED, asked), (DECLARED, calling), (DECLARED + "".join(functions), calling))
+    for system, text in rows:
+        assert isinstance(parse_row("glaive", {"system": system, "chat": text}), ParsedRow | Reject)
 
 
 @pytest.mark.parametrize("schema", sorted(SCHEMAS))

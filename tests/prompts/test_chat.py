@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from eyas.prompts.chat import asked_text
 from eyas.prompts.schemas import ParsedRow, Reject, parse_row
 
 USER = {"role": "user", "content": "Hi"}
@@ -165,3 +166,14 @@ def test_malformed_parts_have_a_named_reason(message: Any, reason: str) -> None:
     found = parse_row("messages", {"messages": [message]})
     assert isinstance(found, Reject)
     assert found.reason == reason
+
+
+def test_only_what_users_say_is_compared() -> None:
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": "c"},
+    ]
+    assert asked_text(messages) == "a\nc"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eyas.prompts.overlap import asked_text, passages_of, run_hashes, words_of
+from eyas.prompts.overlap import passages_of, run_hashes, words_of
 
 ALPHABET = list(string.ascii_lowercase)
 
@@ -64,14 +64,3 @@ def test_words_that_more_than_ten_prompts_share_are_no_passage() -> None:
 
 def test_no_evaluation_prompts_are_found_in_nothing() -> None:
     assert passages_of([], 2).found_in("a b c") is None
-
-
-def test_only_what_users_say_is_compared() -> None:
-    messages = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b"},
-        {"role": "user", "content": None},
-        {"role": "user", "content": "c"},
-    ]
-    assert asked_text(messages) == "a\nc"

@@ -122,7 +122,8 @@ WHOLE: dict[str, dict[str, Any]] = {
 def damaged_rows(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """Draw a whole row with something else in one place of it, at any depth."""
     schema = draw(st.sampled_from(sorted(WHOLE)))
-    row = node = copy.deepcopy(WHOLE[schema])
+    row = copy.deepcopy(WHOLE[schema])
+    node: Any = row
     while True:
         key = draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
         if not node[key] or not isinstance(node[key], dict | list) or draw(st.booleans()):

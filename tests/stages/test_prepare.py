@@ -10,6 +10,7 @@ from eyas.files import read_jsonl, read_records
 from eyas.prompts.schemas import SCHEMAS
 from eyas.prompts.selection import is_heldout
 from eyas.prompts.sources import read_rows
+from eyas.prompts.statistics import describe
 from eyas.records import Prompt, Violation
 from eyas.settings import Dataset
 from eyas.stages.prepare import work
@@ -79,6 +80,7 @@ def test_prompts_heldout_and_rejects_are_written_and_add_up(place: Path) -> None
         "heldout": len(heldout),
         "not_selected": 44 - 4 - 20 - len(heldout),
         "prompt_tokens": sum(p.prompt_tokens for p in prompts),
+        **describe(prompts),
         "rejects_duplicate": 1,
         "rejects_no_messages": 1,
         "rejects_special_token_text": 1,

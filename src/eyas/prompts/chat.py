@@ -56,6 +56,12 @@ def tools_of(tools: object) -> tuple[Tool, ...]:
     return tuple(_tool(tool) for tool in tools)
 
 
+def asked_text(messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return what the users say: system prompts and tools are alike in all rows of a set."""
+    said = (message["content"] for message in messages if message["role"] == "user")
+    return "\n".join(text for text in said if isinstance(text, str))
+
+
 def is_function_name(name: object) -> bool:
     """Tell whether a chat API takes a function of this name."""
     return isinstance(name, str) and _FUNCTION_NAME.fullmatch(name) is not None

@@ -7,9 +7,8 @@ ten documents are phrases of the trade, not leaks).
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,12 +48,6 @@ def passages_of(texts: Iterable[str], num_words: int) -> Passages:
     every = np.concatenate([np.empty(0, np.uint64), *runs])
     hashes, counts = np.unique(every, return_counts=True)
     return Passages(num_words=num_words, hashes=hashes[counts <= _COMMON_IN])
-
-
-def asked_text(messages: Iterable[Mapping[str, Any]]) -> str:
-    """Return what the users say: system prompts and tools are alike in all rows of a set."""
-    said = (message["content"] for message in messages if message["role"] == "user")
-    return "\n".join(text for text in said if isinstance(text, str))
 
 
 def words_of(text: str) -> list[str]:

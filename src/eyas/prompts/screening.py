@@ -7,6 +7,7 @@ upstream rows, and it is asked no more once `max_rows` prompts are found.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from eyas.prompts.chat import asked_text
 from eyas.prompts.rows import ParsedRow, Reject
 from eyas.records import Prompt
 
@@ -35,7 +36,7 @@ def screens_of(screening: Screening, heldout: Sequence[Prompt]) -> list[Screen]:
 
 
 def _against(evaluation: Iterable[ParsedRow | Prompt], num_words: int) -> Screen:
-    from eyas.prompts.overlap import asked_text, passages_of  # needs numpy: only where asked for
+    from eyas.prompts.overlap import passages_of  # needs numpy: only where asked for
 
     passages = passages_of((asked_text(row.messages) for row in evaluation), num_words)
 

@@ -24,6 +24,7 @@ from eyas.prompts.schemas import parse_row
 from eyas.prompts.screening import Screening
 from eyas.prompts.selection import Plan, Selection, TargetFacts, check_plan, select
 from eyas.prompts.sources import read_rows
+from eyas.prompts.statistics import describe
 from eyas.records import Prompt
 from eyas.settings import DatasetPrepare, EvaluationSet, Heldout, PartitionRule, Source
 from eyas.tokens.codecs import load_codec
@@ -133,6 +134,7 @@ def _report(source: Source, selection: Selection, reasons: Mapping[str, int]) ->
         "heldout": len(selection.heldout),
         "not_selected": selection.not_selected,
         "prompt_tokens": tokens,
+        **describe(selection.prompts),
         **{f"rejects_{reason}": count for reason, count in sorted(reasons.items())},
     }
     summary = (

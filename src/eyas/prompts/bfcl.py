@@ -43,7 +43,8 @@ def parse_bfcl(row: Mapping[str, Any]) -> ParsedRow:
         raise RowError("no_messages", turns)
     functions = row.get("function")
     if not isinstance(functions, list) or not functions:
-        where = f"in the files of {row['involved_classes']}" if "involved_classes" in row else ""
+        classes = row.get("involved_classes")
+        where = f"name source.functions: they are in the files of {classes}" if classes else ""
         raise RowError("no_functions", where or functions)
     tools = tuple(_tool(function) for function in functions)
     if len({tool["function"]["name"] for tool in tools}) < len(tools):

@@ -226,9 +226,8 @@ class Connection:
     timeout_s: float  # wall deadline of one request
     attempts: int  # at most, per row
     slots: int  # local: rows decoded together
-    confirm_above_usd: float | None = (
-        None  # a run expected to cost more waits for `eyas plan --yes`
-    )
+    confirm_above_usd: float | None = None  # above: waits for `eyas plan --yes`; null: never
+    cache_ttl_s: int | None = None  # OpenRouter keeps answers so long; null: not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

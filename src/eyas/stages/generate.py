@@ -237,6 +237,7 @@ def _metrics(
         "failed": failed,
         "skipped_for_budget": skipped,
         "resumed": tally.resumed,
+        "imported": sum(r.source == "imported" for r in responses),
         "new_responses": tally.new,
         "requests_sent": tally.requests_sent,
         **{f"failures_{reason}": count for reason, count in sorted(tally.failures.items())},

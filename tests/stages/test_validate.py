@@ -8,7 +8,7 @@ import pytest
 
 from eyas.desk.params import Params
 from eyas.errors import EyasError
-from eyas.files import read_records, write_jsonl
+from eyas.files import read_records, write_json, write_jsonl
 from eyas.parquet import read_samples, write_samples
 from eyas.records import Sample, Violation
 from eyas.stages.validate import work
@@ -54,9 +54,13 @@ OPEN = sample("open", 50, 51)
 EARLIER = Violation(id="p9", dataset="chat", rule="count_mismatch", detail="billed 9, rebuilt 4")
 
 
-def given_files(samples: list[Sample], earlier: list[Violation]) -> None:
+def given_files(
+    samples: list[Sample], earlier: list[Violation], accounts: dict[str, Any] | None = None
+) -> None:
     write_samples(Path("data/samples/chat.parquet"), samples)
     write_jsonl(Path("data/samples/chat.rejects.jsonl"), earlier)
+    write_json(Path("data/samples/chat.providers.json"), accounts or {})
+    write_jsonl(Path("data/prompts/chat.jsonl"), [])
 
 
 def params(**changes: Any) -> Params:

@@ -229,6 +229,9 @@ class Forgetful:
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
         return ReplyParts(content=bytes(ids[:-1]).decode())
 
+    def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
+        return None
+
     def has_special_text(self, text: str) -> bool:
         return False
 

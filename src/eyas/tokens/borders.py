@@ -61,9 +61,6 @@ def edit_text(text: str, place: str, edit: str) -> str:
     return text.removeprefix(_ADDED[edit]) if at_start else text.removesuffix(_ADDED[edit])
 
 
-def has_one_space(text: str, place: str) -> bool:
-    """Tell whether exactly one space stands at the side that the place names."""
-    near, next_to_it = (
-        (text[:1], text[1:2]) if place.endswith("_start") else (text[-1:], text[-2:-1])
-    )
-    return near == " " and next_to_it != " "
+def has_space(text: str, place: str) -> bool:
+    """Tell whether a space stands at the side that the place names."""
+    return text.startswith(" ") if place.endswith("_start") else text.endswith(" ")

@@ -9,7 +9,9 @@ A provider's rule is the edits at the borders of texts that undo its white space
    one token, as `The` is), so `eyas` trusts the share.
 2. Any other edit must show in the bill: it makes clearly more replies match, at whatever constant
    offset. Of two that match alike nobody can choose: then neither is taken.
-3. `k` is the offset at which most replies match. The stop token may go unbilled, so replies that
+3. A spelling of arguments that fits nine in ten calls is the provider's; if none does, each reply
+   takes the one that fits it.
+4. `k` is the offset at which most replies match. The stop token may go unbilled, so replies that
    were cut may have k + 1.
 
 A rule under which less than 60 % of the replies match is none: the texts are taken as given.
@@ -25,10 +27,11 @@ from eyas.records import Prompt, Response
 from eyas.tokens.borders import EDITS, PLACES, STRIP_SPACE, Edit, edit_text, has_space
 from eyas.tokens.borders import places_of as borders_of
 from eyas.tokens.codecs import Codec, ReplyParts
-from eyas.tokens.spellings import spellings_of
+from eyas.tokens.spellings import SPELLINGS, spell
 
 KEPT_FINISHES = ("stop", "length", "tool_calls")
 MIN_REPLIES = 20  # fewer tell nothing
+_TOLD_CALLS = 10  # the same of replies whose count depends on the spelling
 _SAMPLE, _DELTAS_SHOWN = 200, 5
 _WINDOW = 80  # characters: an edit at a border changes no token beyond
 _MAX_OFFSET = 4
@@ -47,6 +50,7 @@ class ProviderRule:
     offset: int = 0  # k, tokens: billed - rebuilt
     cut_offset: int = 0  # the same where max_tokens cut the reply: no stop token to bill
     prompt_offset: int = 0
+    spellings: tuple[str, ...] = SPELLINGS  # of arguments, in the order in which they are tried
     rejected: str | None = None  # why no reply of this provider can be used
 
     def offset_of(self, finish_reason: str) -> int:
@@ -83,12 +87,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one reply tells: its bill, its count in each spelling, and what edits would change."""
+    """What a reply tells: its bill, its count in each spelling, and what edits would change."""
 
     finished: bool
     billed: int
     prompt_delta: int
-    counts: frozenset[int]
+    counts: Mapping[str, int]  # ids, by spelling of the arguments
     changes: Mapping[Edit, int] = field(default_factory=dict)  # borders that are not there: absent
     spaced: frozenset[str] = frozenset()
 
@@ -101,8 +105,9 @@ def find_rules(pairs: Iterable[tuple[Prompt, Response]], codec: Codec) -> dict[s
             held[response.provider].append((prompt, response))
     found = {}
     for provider, rows in sorted(held.items()):
-        step = -(-len(rows) // _SAMPLE)
-        seen = [s for p, r in rows[::step] if (s := look_at(p, r, codec)) is not None]
+        num = min(len(rows), _SAMPLE)
+        spread = (rows[i * len(rows) // num] for i in range(num))
+        seen = [s for p, r in spread if (s := look_at(p, r, codec)) is not None]
         found[provider] = find_rule(provider, seen)
     return found
 
@@ -114,7 +119,10 @@ def look_at(prompt: Prompt, response: Response, codec: Codec) -> Seen | None:
     )
     reply, finish = codec.normalise(given), response.finish_reason
     try:
-        counts = frozenset(len(codec.reply_ids(r, finish)) for r in spellings_of(reply))
+        counts = {
+            name: len(codec.reply_ids(spell(reply, name), finish))
+            for name in (SPELLINGS if reply.tool_calls else SPELLINGS[:1])
+        }
         rendered = len(codec.render_prompt(prompt.messages, prompt.tools))
         places = borders_of(reply, finish)
         texts = {place: getattr(reply, place.partition("_")[0]) for place in places}
@@ -159,7 +167,13 @@ def find_rule(provider: str, seen: Sequence[Seen]) -> Finding:
     prompt_offset, rejected = _prompt_rule(provider, deltas)
     rule = ProviderRule(prompt_offset=prompt_offset, rejected=rejected)
     if is_clear:
-        rule = replace(rule, edits=best.edits, offset=best.offset, cut_offset=best.cut_offset)
+        rule = replace(
+            rule,
+            edits=best.edits,
+            offset=best.offset,
+            cut_offset=best.cut_offset,
+            spellings=_spellings(seen, best),
+        )
     others = [t for t in _offsets(seen, best.edits) if t.offset != best.offset]
     return Finding(
         rule=rule,
@@ -186,13 +200,33 @@ def _offsets(seen: Sequence[Seen], edits: Sequence[Edit]) -> list[Tried]:
     """Return how many replies match at each offset, with the stop token billed and unbilled."""
     ended, cut = Counter[int](), Counter[int]()
     for one in seen:
-        changed = one.billed - sum(one.changes.get(edit, 0) for edit in edits)
-        (ended if one.finished else cut).update({changed - count for count in one.counts})
+        changed = one.billed - _change_of(one, edits)
+        deltas = {changed - count for count in one.counts.values()}
+        (ended if one.finished else cut).update(deltas)
     return [
         Tried(edits=tuple(edits), offset=k, cut_offset=c, matched=ended[k] + cut[c])
         for k in range(-_MAX_OFFSET, _MAX_OFFSET + 1)
         for c in (k, k + 1)
     ]
+
+
+def _change_of(one: Seen, edits: Sequence[Edit]) -> int:
+    return sum(one.changes.get(edit, 0) for edit in edits)
+
+
+def _spellings(seen: Sequence[Seen], best: Tried) -> tuple[str, ...]:
+    """Return the spelling that nearly all calls have, or all of them, the most common first."""
+    fits, told = Counter[str](), 0
+    for one in seen:
+        offset = best.offset if one.finished else best.cut_offset
+        wanted = one.billed - offset - _change_of(one, best.edits)
+        fitting = [name for name, count in one.counts.items() if count == wanted]
+        if fitting and len(set(one.counts.values())) > 1:
+            fits.update(fitting)
+            told += 1
+    ordered = tuple(sorted(SPELLINGS, key=lambda name: -fits[name]))
+    is_one = told >= _TOLD_CALLS and fits[ordered[0]] >= _ARTEFACT_SHARE * told
+    return ordered[:1] if is_one else ordered
 
 
 def _spaced_shares(seen: Sequence[Seen]) -> dict[str, float]:

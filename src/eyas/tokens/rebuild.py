@@ -18,7 +18,7 @@ from eyas.settings import Validate
 from eyas.tokens.borders import edit_reply
 from eyas.tokens.codecs import Codec, ReplyParts
 from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule
-from eyas.tokens.spellings import spellings_of
+from eyas.tokens.spellings import spell
 
 TRUNCATED = "truncated"  # cut by max_tokens: kept, but its last tokens carry no loss
 HALF_CHARACTER = "half_character"  # cut inside a character, whose tokens are left out
@@ -70,12 +70,11 @@ def rebuild_response(
     )
     said = edit_reply(said, finish, provider.edits)
     whole = _without_half_character(said) if finish == "length" else said
-    wanted = response.completion_tokens - provider.offset_of(finish)
     try:
         prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
         if response.source == "imported" and response.true_ids is not None:
             return _imported(prompt, response, prompt_ids, response.true_ids)
-        reply, reply_ids = _spelled(whole, finish, codec, wanted)
+        reply, reply_ids = _spelled(whole, response, codec, provider)
     except EyasError as error:
         return _rejected(prompt, "not_of_this_format", str(error))
     if _is_empty(reply_ids, codec):
@@ -98,15 +97,19 @@ def _imported(
 
 
 def _spelled(
-    reply: ReplyParts, finish_reason: str, codec: Codec, wanted: int
+    reply: ReplyParts, response: Response, codec: Codec, provider: ProviderRule
 ) -> tuple[ReplyParts, list[int]]:
-    """Return the reply in the first spelling of its arguments that has as many ids as wanted.
+    """Return the reply and its ids in the first of the provider's spellings that fits the bill.
 
-    Without any, it is taken as given.
+    If none fits, the first is taken.
     """
+    finish = response.finish_reason
+    wanted = response.completion_tokens - provider.offset_of(finish)
+    names = provider.spellings if reply.tool_calls else provider.spellings[:1]
     tried = []
-    for spelling in spellings_of(reply):
-        tried.append((spelling, codec.reply_ids(spelling, finish_reason)))
+    for name in names:
+        spelled = spell(reply, name)
+        tried.append((spelled, codec.reply_ids(spelled, finish)))
         if len(tried[-1][1]) == wanted:
             return tried[-1]
     return tried[0]

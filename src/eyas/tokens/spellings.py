@@ -4,24 +4,25 @@
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from eyas.tokens.codecs import ReplyParts
 
-ARGUMENTS_RESPELLED = "arguments_respelled"  # another spelling than the one given fits the bill
+ARGUMENTS_RESPELLED = "arguments_respelled"  # written in another spelling than the one given
+GIVEN = "given"
 _SEPARATORS = {"compact": (",", ":"), "spaced": (", ", ": ")}
+SPELLINGS = (GIVEN, *_SEPARATORS)
 
 
-def spellings_of(reply: ReplyParts) -> Iterator[ReplyParts]:
-    """Yield the reply as given, then with compact and with spaced arguments where they differ."""
-    yield reply
-    for separators in _SEPARATORS.values() if reply.tool_calls else ():
-        calls = tuple(_respelled(call, separators) for call in reply.tool_calls)
-        if calls != reply.tool_calls:
-            flags = (*reply.flags, ARGUMENTS_RESPELLED)
-            yield replace(reply, tool_calls=calls, flags=flags)
+def spell(reply: ReplyParts, spelling: str) -> ReplyParts:
+    """Return the reply with its arguments in a spelling, flagged if that changed any."""
+    if spelling == GIVEN or not reply.tool_calls:
+        return reply
+    calls = tuple(_respelled(call, _SEPARATORS[spelling]) for call in reply.tool_calls)
+    if calls == reply.tool_calls:
+        return reply
+    return replace(reply, tool_calls=calls, flags=(*reply.flags, ARGUMENTS_RESPELLED))
 
 
 def _respelled(call: dict[str, Any], separators: tuple[str, str]) -> dict[str, Any]:

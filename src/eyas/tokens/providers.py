@@ -8,13 +8,16 @@ A provider's rule is the edits at the borders of texts that undo its white space
    Assumption: no target begins 90 % of its texts with a space; counts hardly show it (` The` is
    one token, as `The` is), so `eyas` trusts the share.
 2. Any other edit must show in the bill: it makes clearly more replies match, at whatever constant
-   offset. Of two that match alike nobody can choose: then neither is taken.
+   offset. Of two that match alike nobody can choose: then there is no rule.
 3. A spelling of arguments that fits nine in ten calls is the provider's; if none does, each reply
    takes the one that fits it.
 4. `k` is the offset at which most replies match. The stop token may go unbilled, so replies that
    were cut may have k + 1.
 
-A rule under which less than 60 % of the replies match is none: the texts are taken as given.
+A rule under which less than 60 % of the replies match is none. Without a rule texts and bill are
+taken as given, so most rows fail the bill, and the gate tells. What no count shows stays unknown:
+white space that the text's last token swallows (`.` and newline are one), or a token that is lost
+from every reply, which looks like an offset; the verdict then names both.
 A provider whose prompt counts do not follow our rendering has another template, and is rejected.
 """
 
@@ -159,10 +162,11 @@ def find_rule(provider: str, seen: Sequence[Seen]) -> Finding:
     """Return the rule of one provider, from what its replies tell."""
     shares = _spaced_shares(seen)
     stripped = _with_artefacts_stripped(seen, shares)
-    shown = _with_shown_edits(seen, stripped)
-    rival = _rival(seen, stripped, shown)
-    best = shown if rival is None else stripped
-    is_clear = len(seen) >= MIN_REPLIES and best.matched >= _CLEAR_SHARE * len(seen)
+    best = _with_shown_edits(seen, stripped)
+    rival = _rival(seen, stripped, best)
+    is_many = len(seen) >= MIN_REPLIES and best.matched >= _CLEAR_SHARE * len(seen)
+    is_clear = is_many and rival is None
+    rival = rival or _plainer_offset(seen, best)
     deltas = Counter(one.prompt_delta for one in seen)
     prompt_offset, rejected = _prompt_rule(provider, deltas)
     rule = ProviderRule(prompt_offset=prompt_offset, rejected=rejected)
@@ -265,6 +269,19 @@ def _rival(seen: Sequence[Seen], stripped: Tried, shown: Tried) -> Tried | None:
         if best.matched > shown.matched - _margin(seen):
             return best
     return None
+
+
+def _plainer_offset(seen: Sequence[Seen], best: Tried) -> Tried | None:
+    """Return a hypothesis that explains a part of the offset by an edit: one token lost a reply.
+
+    The rule stays, since nothing tells the two apart; a reader of the account may know better.
+    """
+    if not best.offset:
+        return None
+    others = [_best(seen, (*best.edits, edit)) for edit in _free_edits(best.edits)]
+    plainer = [t for t in others if abs(t.offset) < abs(best.offset)]
+    rival = max(plainer, key=lambda t: t.matched, default=None)
+    return rival if rival and rival.matched > best.matched - _margin(seen) else None
 
 
 def _free_edits(edits: Sequence[Edit]) -> list[Edit]:

@@ -126,3 +126,22 @@ def test_a_second_run_writes_the_same_bytes() -> None:
         work(params())
         digests.append([hashlib.sha256(p.read_bytes()).hexdigest() for p in (VALID, REJECTS)])
     assert digests[0] == digests[1]
+
+
+def test_providers_are_told_by_name_in_the_metrics() -> None:
+    account = {
+        "replies": 3,
+        "exact": 2,
+        "near": 0,
+        "rejected": {"count_mismatch": 1},
+        "billed_tokens": 1000,
+        "offset_tokens": 3,
+        "rebuilt_tokens": 995,
+        "evidence": {"rule": {"offset": 1, "rejected": None}},
+    }
+    given_files([GOOD, LOOP], [EARLIER], {"local": account})
+    m = work(params(min_accepted_share=0.3)).metrics
+    assert (m["provider_local_replies"], m["provider_local_exact"]) == (3, 1)
+    assert (m["provider_local_rejected"], m["provider_local_offset_tokens"]) == (2, 1)
+    assert m["billing_difference_percent"] == 0.2
+    assert m["providers_rejected"] == 0

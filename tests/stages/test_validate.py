@@ -145,3 +145,11 @@ def test_providers_are_told_by_name_in_the_metrics() -> None:
     assert (m["provider_local_rejected"], m["provider_local_offset_tokens"]) == (2, 1)
     assert m["billing_difference_percent"] == 0.2
     assert m["providers_rejected"] == 0
+
+
+def test_the_gate_names_every_provider_that_was_rejected() -> None:
+    account = {"evidence": {"rule": {"rejected": "provider 'Bolt': another prompt template"}}}
+    given_files([GOOD], [EARLIER] * 3, {"Bolt": account})
+    with pytest.raises(EyasError) as caught:
+        work(params())
+    assert str(caught.value).splitlines()[-2] == "  provider 'Bolt': another prompt template"

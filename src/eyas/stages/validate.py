@@ -24,7 +24,7 @@ from eyas.settings import Validate
 from eyas.tokens.audit import length_metrics
 from eyas.tokens.checks import Context, violations_of
 from eyas.tokens.codecs import load_codec
-from eyas.tokens.ledger import Account, account_metrics
+from eyas.tokens.ledger import Account, account_metrics, rejected_providers
 
 _EXAMPLE_WIDTH = 100
 
@@ -59,7 +59,8 @@ def work(params: Params) -> Report:
     if share < rules.min_accepted_share:
         raise EyasError(
             f"data set '{name}': {share:.1%} of {total} accepted, expected at least "
-            f"{rules.min_accepted_share:.1%}\n{reasons_table([*earlier, *dropped])}",
+            f"{rules.min_accepted_share:.1%}\n{reasons_table([*earlier, *dropped])}"
+            + "".join(f"\n  {reason}" for reason in rejected_providers(accounts).values()),
             hint="mend the cause, or lower validate.min_accepted_share",
         )
     write_samples(Path(f"data/valid/{name}.parquet"), kept)

@@ -68,6 +68,9 @@ class Case:
     joined: tuple[tuple[str, str], ...]  # what a provider that joins adds, to be stripped
 
 
+Say = Callable[[Case, list[str], random.Random], tuple[ReplyParts, str]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
     """What a provider does: to the parts of a reply, and to the two counts of its bill."""
@@ -89,7 +92,7 @@ def join(reply: ReplyParts, finish_reason: str) -> ReplyParts:
     )
     return replace(
         reply,
-        reasoning=reply.reasoning and f" {reply.reasoning} ",
+        reasoning=reply.reasoning and f" {reply.reasoning}{' ' if reply.content else tail}",
         content=reply.content and f" {reply.content}{tail}",
         tool_calls=calls,
     )
@@ -172,27 +175,35 @@ def case_of(folder: Path) -> Case:
     )
 
 
-def answers_of(case: Case, provider: Provider, count: int) -> list[tuple[Prompt, Response]]:
-    """Return prompts and a provider's answers; the seed is its name."""
+def answers_of(
+    case: Case, provider: Provider, count: int, say: Say | None = None
+) -> list[tuple[Prompt, Response]]:
+    """Return prompts and a provider's answers to what the target says; the seed is its name."""
     texts = [m["content"] for row in read_jsonl(TEXTS) for m in row["messages"]]
     chance = random.Random(provider.name)
-    return [_answer(case, provider, number, texts, chance) for number in range(count)]
+    said = ((say or say_something)(case, texts, chance) for _ in range(count))
+    return [_answer(case, provider, f"{i}", *one, chance=chance) for i, one in enumerate(said)]
 
 
 def _answer(
-    case: Case, provider: Provider, number: int, texts: list[str], chance: random.Random
+    case: Case,
+    provider: Provider,
+    number: str,
+    said: ReplyParts,
+    finish: str,
+    *,
+    chance: random.Random,
 ) -> tuple[Prompt, Response]:
     prompt = Prompt(
         id=f"{provider.name}-{number}",
         dataset="simulated",
-        upstream_id=str(number),
-        messages=({"role": "user", "content": chance.choice(texts)},),
+        upstream_id=number,
+        messages=({"role": "user", "content": f"Question {number}?"},),
         tools=(TOOL,) if case.reasons else (),
         prompt_tokens=0,
         partition="short",
         licence="Apache-2.0",
     )
-    said, finish = _say(case, texts, chance)
     ids = case.codec.reply_ids(said, finish)
     is_odd = chance.random() < _ODD_SHARE
     given = provider.hand_out(said, finish)
@@ -222,7 +233,7 @@ def _answer(
     )
 
 
-def _say(case: Case, texts: list[str], chance: random.Random) -> tuple[ReplyParts, str]:
+def say_something(case: Case, texts: list[str], chance: random.Random) -> tuple[ReplyParts, str]:
     """Return what the target says, white space of its own included, and how it ended."""
     content, finish = chance.choice(texts).strip(), "stop"
     if chance.random() < _CUT_SHARE:

@@ -7,6 +7,7 @@ models/target/eyas_target.json. What is not there is left out, and a note says s
 from pathlib import Path
 
 from eyas.desk import markup, plots
+from eyas.desk.bills import bill_table
 from eyas.desk.figures import acceptance_figures, data_figures, training_figures
 from eyas.desk.results import (
     ALL,
@@ -216,6 +217,7 @@ def _costs(results: Results, root: Path) -> list[str]:
             "costs nothing. Answers are cut off at their partition's `max_tokens`."
         ),
         markup.table("From prompts to samples", headings, [*rows, total_row(results)]),
+        *bill_table(results),
     ]
     drawn, missing = data_figures(results, root)
     if missing:

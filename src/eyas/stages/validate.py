@@ -1,6 +1,7 @@
 """Apply the structural rules; fail loudly, writing nothing, when too little passes.
 
-Reads: data/samples/DS.parquet, data/samples/DS.rejects.jsonl, models/target (tokenizer).
+Reads: data/samples/DS.parquet, DS.rejects.jsonl and DS.providers.json beside it,
+data/prompts/DS.jsonl (the tools that were declared), models/target (tokenizer).
 Writes: data/valid/DS.parquet, data/valid/DS.rejects.jsonl.
 Run: python -m eyas.stages.validate select=chat. Source: eyas.tokens.checks.
 """
@@ -16,13 +17,14 @@ from omegaconf import DictConfig
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.errors import EyasError
-from eyas.files import read_records, write_jsonl
+from eyas.files import read_json, read_jsonl, read_records, write_jsonl
 from eyas.parquet import read_samples, write_samples
-from eyas.records import Sample, Violation
+from eyas.records import Sample, Tool, Violation
 from eyas.settings import Validate
 from eyas.tokens.audit import length_metrics
 from eyas.tokens.checks import Context, violations_of
 from eyas.tokens.codecs import load_codec
+from eyas.tokens.ledger import Account, account_metrics, rejected_providers
 
 _EXAMPLE_WIDTH = 100
 
@@ -40,7 +42,8 @@ def work(params: Params) -> Report:
     codec = load_codec(params.section("target.codec", str), Path("models/target"))
     hint = f"run `dvc repro reconstruct@{name}`"
     earlier = read_records(Path(f"data/samples/{name}.rejects.jsonl"), Violation, hint=hint)
-    context = Context(codec=codec, rules=rules)
+    accounts = read_json(Path(f"data/samples/{name}.providers.json"), hint=hint)
+    context = Context(codec=codec, rules=rules, tools=_declared_tools(name))
     kept: list[Sample] = []
     found: list[Violation] = []
     for sample in read_samples(Path(f"data/samples/{name}.parquet"), hint=hint):
@@ -56,12 +59,20 @@ def work(params: Params) -> Report:
     if share < rules.min_accepted_share:
         raise EyasError(
             f"data set '{name}': {share:.1%} of {total} accepted, expected at least "
-            f"{rules.min_accepted_share:.1%}\n{reasons_table([*earlier, *dropped])}",
+            f"{rules.min_accepted_share:.1%}\n{reasons_table([*earlier, *dropped])}"
+            + "".join(f"\n  {reason}" for reason in rejected_providers(accounts).values()),
             hint="mend the cause, or lower validate.min_accepted_share",
         )
     write_samples(Path(f"data/valid/{name}.parquet"), kept)
     write_jsonl(Path(f"data/valid/{name}.rejects.jsonl"), found)
-    return _report(kept, dropped, share)
+    return _report(kept, dropped, share, accounts)
+
+
+def _declared_tools(name: str) -> dict[str, list[Tool]]:
+    """Return the tools of the prompts that declare any, by prompt id."""
+    path = Path(f"data/prompts/{name}.jsonl")
+    rows = read_jsonl(path, hint=f"run `dvc repro prepare@{name}`")
+    return {row["id"]: row["tools"] for row in rows if row.get("tools")}
 
 
 def flagged(sample: Sample, violations: Sequence[Violation]) -> Sample:
@@ -85,7 +96,9 @@ def reasons_table(rejects: Sequence[Violation]) -> str:
     return "\n".join(lines)
 
 
-def _report(kept: list[Sample], dropped: list[Violation], share: float) -> Report:
+def _report(
+    kept: list[Sample], dropped: list[Violation], share: float, accounts: dict[str, Account]
+) -> Report:
     reasons = Counter(v.rule for v in dropped)
     flags = Counter(flag for sample in kept for flag in sample.flags)
     replies = [end - start for sample in kept for start, end in sample.spans]
@@ -100,6 +113,7 @@ def _report(kept: list[Sample], dropped: list[Violation], share: float) -> Repor
             "accepted_share": round(share, 4),
             **length_metrics("prompt", prompts),
             **length_metrics("completion", replies),
+            **account_metrics(accounts, kept),
             **{f"rejects_{rule}": count for rule, count in sorted(reasons.items())},
             **{f"flagged_{flag}": count for flag, count in sorted(flags.items())},
         },

@@ -29,7 +29,7 @@ def client(url: str, folder: Path, rows: int) -> None:
     common = market.wish(MAX_TOKENS)
     jobs = market.jobs_of(rows, common)
     with Journal(folder / "journal") as journal:
-        jobs = [job for job in jobs if job.fingerprint not in journal.entries]
+        jobs = [job for job in jobs if job.fingerprint not in journal.books.entries]
     asyncio.run(market.go(url, jobs, common, folder, plan=market.plan_of(CONCURRENCY)))
 
 
@@ -59,7 +59,7 @@ def kill_often(url: str, folder: Path, rows: int, kills: int) -> dict[str, int]:
         process.wait()
         done += 1
     with Journal(folder / "journal") as journal:
-        return {"kills": done, "in_flight_at_kills": journal.unended()}
+        return {"kills": done, "in_flight_at_kills": journal.books.all_unended()}
 
 
 def tear(folder: Path) -> None:

@@ -94,12 +94,18 @@ def import_(
     dataset: Annotated[str, typer.Argument(help="Data set, as under conf/datasets")],
     file: Annotated[Path, typer.Argument(help="JSONL of answers: id or messages, content, ...")],
 ) -> None:
-    """Bring answers bought elsewhere into a data set's journal; they are not asked for again."""
+    """Bring answers bought elsewhere into a data set's journal; they are not asked for again.
+
+    Exit code 1 if none was taken.
+    """
     from eyas.desk.importing import import_answers
     from eyas.desk.params import read_params
 
-    for line in import_answers(read_params(), dataset, file).lines():
+    result = import_answers(read_params(), dataset, file)
+    for line in result.lines():
         typer.echo(line)
+    if not result.taken:
+        raise typer.Exit(1)
 
 
 @app.command()

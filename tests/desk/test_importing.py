@@ -56,7 +56,7 @@ def test_answers_are_taken_once_by_id_or_by_messages(params: Params) -> None:
     again = import_answers(params, "chat", file)
     assert (again.taken, dict(again.skipped)) == (0, {"held already": 2})
     with Journal(Path("var/journal/chat"), reserve_bytes=4096) as journal:
-        found = [journal.read(fingerprint) for fingerprint in journal.entries]
+        found = [journal.read(fingerprint) for fingerprint in journal.books.entries]
     assert [(r.content, r.reasoning, r.completion_tokens) for r in found] == [
         ("yes", None, 3),
         (None, "so", 3),
@@ -68,11 +68,11 @@ def test_a_response_of_another_clone_comes_back_as_it_was(params: Params) -> Non
     first = write([{"id": prompt(0).id, "content": "yes", "true_ids": [1, 2], "provider": "P"}])
     import_answers(params, "chat", first)
     with Journal(Path("var/journal/chat"), reserve_bytes=4096) as journal:
-        [response] = [journal.read(fingerprint) for fingerprint in journal.entries]
+        [response] = [journal.read(fingerprint) for fingerprint in journal.books.entries]
     Path("var/journal/chat/responses.jsonl").unlink()
     import_answers(params, "chat", write([asdict(response)]))
     with Journal(Path("var/journal/chat"), reserve_bytes=4096) as journal:
-        assert [journal.read(fingerprint) for fingerprint in journal.entries] == [response]
+        assert [journal.read(fingerprint) for fingerprint in journal.books.entries] == [response]
 
 
 def test_every_row_that_is_not_taken_is_told_with_its_place(params: Params) -> None:

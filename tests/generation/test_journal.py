@@ -73,7 +73,7 @@ def test_answers_come_back_as_they_went(tmp_path: Path) -> None:
         assert journal.read("f2") == response("f2", "né\n")
     with open_journal(tmp_path / "j") as journal:
         assert [journal.read(f) for f in ("f1", "f2")] == [response("f1"), response("f2", "né\n")]
-        assert journal.entries["f1"].tokens == 15
+        assert journal.books.entries["f1"].tokens == 15
         assert not (tmp_path / "j" / "responses.torn").exists()
     assert not (tmp_path / "j" / "reserve").exists()
 
@@ -96,7 +96,7 @@ def test_a_torn_tail_is_moved_away_and_the_next_line_starts_clean(
     path.write_bytes(path.read_bytes() + b'{"id": "half')
     with open_journal(tmp_path) as journal:
         write(journal, "f2")
-        assert list(journal.entries) == ["f1", "f2"]
+        assert list(journal.books.entries) == ["f1", "f2"]
     assert (tmp_path / "responses.torn").read_bytes() == b'{"id": "half\n'
     assert path.read_bytes().count(b"\n") == 2
     assert "cut short" in caplog.text
@@ -135,8 +135,8 @@ def test_failures_say_what_is_final_and_what_was_charged(tmp_path: Path) -> None
             record = {"fingerprint": "f", "reason": "moderation", "final": final}
             journal.write("failures", record | {"charged_tokens": tokens})
     with open_journal(tmp_path) as journal:
-        assert journal.final == {"f": "moderation"}
-        assert journal.charged == {"f": 120}
+        assert journal.books.final == {"f": "moderation"}
+        assert journal.books.charged == {"f": 120}
 
 
 def test_requests_without_an_end_are_counted(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_requests_without_an_end_are_counted(tmp_path: Path) -> None:
         write(journal, "f1")
         journal.write("abandoned", {"fingerprint": "f2"})
     with open_journal(tmp_path) as journal:
-        assert journal.unended() == 2
+        assert journal.books.all_unended() == 2
 
 
 def test_a_second_process_is_refused_and_told_who_has_it(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_on_a_full_disk_the_reserve_takes_the_answer_and_trouble_is_told(
         assert "hint: free disk space" in str(journal.trouble)
         write(journal, "f2")
     with open_journal(tmp_path) as journal:
-        assert list(journal.entries) == ["f1", "f2"]
+        assert list(journal.books.entries) == ["f1", "f2"]
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -195,7 +195,7 @@ def test_an_answer_that_cannot_be_stored_leaves_the_others_intact(
         write(journal, "f3")
         assert journal.read("f3").fingerprint == "f3"
     with open_journal(tmp_path) as journal:
-        assert list(journal.entries) == ["f1", "f3"]
+        assert list(journal.books.entries) == ["f1", "f3"]
     assert not (tmp_path / "responses.torn").exists()
 
 

@@ -91,7 +91,9 @@ def test_the_status_file_is_kept(tmp_path: Path) -> None:
     with Progress("generate@chat", Console(file=io.StringIO()), status) as progress:
         progress.show(view_of(Tally(total=5, resumed=2), state="ramp"))
         progress.show(view_of(Tally(total=5, resumed=4), state="run"))  # too soon for another
+        early = orjson.loads((tmp_path / "generate-chat.json").read_bytes())
+    assert (early["state"], early["done"]) == ("ramp", 2)
     value = orjson.loads((tmp_path / "generate-chat.json").read_bytes())
-    assert (value["stage"], value["dataset"], value["state"]) == ("generate", "chat", "ramp")
-    assert (value["done"], value["total"], value["unit"]) == (2, 5, "rows")
+    assert (value["stage"], value["dataset"], value["state"]) == ("generate", "chat", "run")
+    assert (value["done"], value["total"], value["unit"]) == (4, 5, "rows")
     assert [path.name for path in tmp_path.iterdir()] == ["generate-chat.json"]

@@ -73,11 +73,11 @@ async def test_a_lost_answer_is_settled_once_and_its_true_price_replaces_the_est
     tally = Tally(total=1, resumed=0)
     with Journal(tmp_path, reserve_bytes=4096) as journal:
         journal.write("failures", LOST)
-        assert journal.charged == {"f1": 500}
+        assert journal.books.charged == {"f1": 500}
         await settle_lost(books, journal, tally)
     with Journal(tmp_path, reserve_bytes=4096) as journal:
-        assert (journal.charged, journal.lost_usd) == ({"f1": 100}, 0.5)
-        assert journal.unsettled() == []
+        assert (journal.books.charged, journal.books.lost_usd) == ({"f1": 100}, 0.5)
+        assert journal.books.unsettled() == []
         await settle_lost(books, journal, tally)
     assert (tally.settled, tally.new_usd) == (1, 0.5)
 
@@ -87,5 +87,5 @@ async def test_what_is_not_known_there_yet_waits_for_the_next_run(tmp_path: Path
     with Journal(tmp_path, reserve_bytes=4096) as journal:
         journal.write("failures", LOST)
         await settle_lost(Books({}), journal, tally)
-        assert len(journal.unsettled()) == 1
+        assert len(journal.books.unsettled()) == 1
     assert tally.settled == 0

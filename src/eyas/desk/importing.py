@@ -14,14 +14,15 @@ from typing import Any
 
 import orjson
 
+from eyas.desk.forecast import JOURNAL
 from eyas.desk.params import Params
+from eyas.desk.wish import wish_of
 from eyas.errors import EyasError
 from eyas.files import read_records
 from eyas.generation.jobs import Job, build_jobs
 from eyas.generation.journal import Journal
 from eyas.generation.outcomes import FINISHED
 from eyas.records import Prompt, Response, canonical_json
-from eyas.settings import Dataset
 
 SOURCE = "imported"
 _EXAMPLES = 3
@@ -54,14 +55,11 @@ def import_answers(params: Params, dataset: str, file: Path) -> Import:
 
     Raises: EyasError if there is no file or there are no prompts.
     """
-    from eyas.desk.plan import JOURNAL, wish_of
-
     if not file.is_file():
         raise EyasError(f"{file}: no such file")
     hint = f"run `dvc repro prepare@{dataset}`"
     prompts = read_records(Path(f"data/prompts/{dataset}.jsonl"), Prompt, hint=hint)
-    wish = wish_of(params, params.section(f"datasets.{dataset}", Dataset))
-    jobs = build_jobs(prompts, wish)
+    jobs = build_jobs(prompts, wish_of(params, dataset))
     free = _by_key(jobs)
     result = Import()
     with Journal(JOURNAL / dataset) as journal:
@@ -99,17 +97,25 @@ def _take(
     if not wanted:
         result.skip("no prompt with this id or these messages", where)
         return
-    job = next((job for job in wanted if job.fingerprint not in journal.entries), None)
-    if job is None:
+    number = row.get("sample")
+    wanted = [job for job in wanted if number is None or job.sample == number]
+    held = [job for job in wanted if job.fingerprint in journal.books.entries]
+    free = [job for job in wanted if job.fingerprint not in journal.books.entries]
+    if not free or any(_same(journal.read(job.fingerprint), row) for job in held):
         result.skip("held already", where)
         return
     try:
-        response = response_from(row, job)
+        response = response_from(row, free[0])
     except (ValueError, TypeError) as error:
         result.skip(str(error), where)
         return
     journal.write("responses", asdict(response))
     result.taken += 1
+
+
+def _same(held: Response, row: Mapping[str, Any]) -> bool:
+    """Tell whether this very answer is held as another sample of its prompt."""
+    return (held.content, held.reasoning) == (row.get("content"), row.get("reasoning"))
 
 
 def response_from(row: Mapping[str, Any], job: Job) -> Response:
@@ -122,6 +128,10 @@ def response_from(row: Mapping[str, Any], job: Job) -> Response:
     for name, value in (("content", content), ("reasoning", reasoning)):
         if value is not None and not isinstance(value, str):
             raise ValueError(f"{name} is no text")
+    if not isinstance(calls, list | tuple) or not all(isinstance(call, dict) for call in calls):
+        raise ValueError("tool_calls is no list of objects")
+    if not isinstance(row.get("usage") or {}, dict):
+        raise ValueError("usage is no object")
     if not (content or reasoning or calls):
         raise ValueError("no content, reasoning or tool_calls")
     finish = row.get("finish_reason") or ("tool_calls" if calls else "stop")

@@ -5,8 +5,7 @@ metrics/extract.json. Writes: var/approved.json (--yes).
 """
 
 import asyncio
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,23 @@ from rich.table import Table
 from rich.text import Text
 
 from eyas.desk import words
-from eyas.desk.approval import approve
+from eyas.desk.approval import approve, approved_usd
+from eyas.desk.forecast import JOURNAL, forecast
 from eyas.desk.params import Params
+from eyas.desk.wish import wish_of
 from eyas.errors import EyasError
 from eyas.files import read_json, read_records
 from eyas.generation.client import Client, read_key
-from eyas.generation.estimate import Estimate, foresee
+from eyas.generation.estimate import Estimate
 from eyas.generation.holdings import take_stock
-from eyas.generation.jobs import Job, Wish, build_jobs
-from eyas.generation.journal import Journal
+from eyas.generation.jobs import Job, build_jobs
+from eyas.generation.journal import read_books
 from eyas.generation.market import Offer
 from eyas.generation.preflight import survey, without_too_long
 from eyas.generation.purse import key_left_usd
 from eyas.records import Prompt
-from eyas.settings import Dataset, Endpoint, Extract, PartitionRule, Runtime, Sampling
+from eyas.settings import Dataset, Endpoint, Extract, PartitionRule, Runtime
 
-JOURNAL = Path("var/journal")
 EXTRACT = Path("metrics/extract.json")
 
 
@@ -44,6 +44,7 @@ class SetPlan:
     held: int = 0
     held_usd: float = 0.0
     foretold: Estimate | None = None
+    approved_usd: float = 0.0  # that `eyas plan --yes` has allowed
     note: str = ""
 
 
@@ -65,7 +66,7 @@ class ProjectPlan:
         """Tell whether a data set may cost more than goes without a yes."""
         limit = self.confirm_above_usd
         return limit is not None and any(
-            one.foretold and one.foretold.usd[2] > limit for one in self.sets
+            one.foretold and one.foretold.usd[2] > max(limit, one.approved_usd) for one in self.sets
         )
 
 
@@ -77,8 +78,7 @@ def make_plan(params: Params) -> ProjectPlan:
     names = list(params.value("datasets"))
     runtime = params.knob("runtime", Runtime)
     offers, left_usd = _look(params, runtime)
-    known = _known_lengths(names)
-    sets = tuple(_plan_set(params, name, offers, known, runtime) for name in names)
+    sets = tuple(_plan_set(params, name, offers, runtime) for name in names)
     foretold = [one.foretold for one in sets if one.foretold]
     tokens = _sum([f.tokens for f in foretold])
     replies = sum(f.completion_tokens[1] for f in foretold)
@@ -171,7 +171,6 @@ def _plan_set(
     params: Params,
     name: str,
     offers: Sequence[Offer],
-    known: Mapping[str, Sequence[int]],
     runtime: Runtime,
 ) -> SetPlan:
     dataset = params.section(f"datasets.{name}", Dataset)
@@ -180,24 +179,22 @@ def _plan_set(
         return SetPlan(name=name, note="trajectories; nothing is sent")
     if not path.is_file():
         return SetPlan(name=name, note=f"not prepared: run `dvc repro prepare@{name}`")
-    wish = wish_of(params, dataset)
+    wish = wish_of(params, name)
     prompts = read_records(path, Prompt, hint=f"run `dvc repro -s prepare@{name}`")
     jobs = build_jobs(prompts, wish)
     if not jobs:
         return SetPlan(name=name, note=f"no prompt: see data/prompts/{name}.rejects.jsonl")
-    with _journal(name) as journal:
-        stock = take_stock(jobs, journal, wish, wish.endpoint.prices)
+    stock = take_stock(jobs, read_books(JOURNAL / name), wish, wish.endpoint.prices)
     context = max((o.context_length or 1 << 62 for o in offers), default=None)
-    others = [n for other, lengths in known.items() if other != name for n in lengths]
     todo = without_too_long(stock, context)
     return SetPlan(
         name=name,
         prompts=len(prompts),
         held=len(stock.held),
         held_usd=stock.tally.held_usd,
-        foretold=foresee(
-            *(stock, todo, wish, offers),
-            known=others,
+        approved_usd=approved_usd(name),
+        foretold=forecast(
+            *(name, stock, todo, wish, offers),
             concurrency=min(runtime.concurrency[p] for p in {_partition(j) for j in jobs}),
         ),
     )
@@ -205,35 +202,6 @@ def _plan_set(
 
 def _partition(job: Job) -> str:
     return job.prompt.partition
-
-
-def wish_of(params: Params, dataset: Dataset) -> Wish:
-    """Return what a data set's requests have in common, as `generate` sends them."""
-    endpoint = params.section("endpoint", Endpoint)
-    from eyas.desk.local_endpoint import target_revision
-
-    return Wish(
-        endpoint=endpoint,
-        sampling=params.section("generate", Sampling),
-        generate=dataset.generate,
-        partition=params.section("partition", dict[str, PartitionRule]),
-        target_revision=target_revision() if endpoint.name == "local" else None,
-    )
-
-
-def _journal(name: str) -> Journal:
-    """Open a data set's journal; one that does not exist is not made."""
-    folder = JOURNAL / name
-    return Journal(folder if folder.is_dir() else Path(tempfile.mkdtemp()), reserve_bytes=4096)
-
-
-def _known_lengths(names: Sequence[str]) -> dict[str, list[int]]:
-    found = {}
-    for name in names:
-        if (JOURNAL / name).is_dir():
-            with _journal(name) as journal:
-                found[name] = [entry.completion_tokens for entry in journal.entries.values()]
-    return found
 
 
 def _look(params: Params, runtime: Runtime) -> tuple[tuple[Offer, ...], float | None]:
@@ -253,7 +221,8 @@ def _look(params: Params, runtime: Runtime) -> tuple[tuple[Offer, ...], float | 
     if connection.url is None:
         raise EyasError(f"endpoint '{endpoint.name}': runtime.connection.url is null")
     rules = params.section("partition", dict[str, PartitionRule])
-    longest = max(rule.max_tokens for rule in rules.values())
+    own = [params.value(f"datasets.{n}.generate.max_tokens") for n in params.value("datasets")]
+    longest = max([rule.max_tokens for rule in rules.values()] + [n for n in own if n])
     key = read_key(connection.api_key_env)
     client = Client(connection.url, key=key, connections=4, timeout_s=60)
 

@@ -61,6 +61,9 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
         sys.exit(
             f"{title}: interrupted; what was finished is kept, run the same command again to go on"
         )
+    except BaseException as error:  # a defect: it keeps its traceback
+        status.end("failed", f"{type(error).__name__}: {error}")
+        raise
     if runtime.tracking != "off":
         from eyas.desk import tracking
 

@@ -8,6 +8,8 @@ import asyncio
 import dataclasses
 import logging
 import os
+import re
+import resource
 import time
 import urllib.request
 from types import TracebackType
@@ -23,6 +25,8 @@ from eyas.errors import EyasError
 from eyas.generation.outcomes import Outcome, classify, lost
 
 _CONNECT_S = 30.0
+_OTHER_FILES = 256
+_COUNTS_AFTER_S = (0.0, 1.0, 4.0)  # a generation may not be known right after it ended
 
 
 def read_key(variable: str | None) -> str | None:
@@ -32,6 +36,11 @@ def read_key(variable: str | None) -> str | None:
     """
     if variable is None:
         return None
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", variable):  # the key itself, perhaps: not repeated
+        raise EyasError(
+            "runtime.connection.api_key_env: expected the name of an environment variable",
+            hint="like OPENROUTER_API_KEY; the key itself belongs into no file. Nothing was sent",
+        )
     key = os.environ.get(variable, "").strip()
     if not key:
         raise EyasError(
@@ -61,6 +70,7 @@ class Client:
                 f"runtime.connection.url: expected http(s)://host/api/v1, got '{url}'",
             )
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs a line for each request
+        _allow_files(connections)
         self._url = url.rstrip("/")
         self._key = key
         self._timeout_s = timeout_s
@@ -124,15 +134,22 @@ class Client:
 
     async def _counted(self, outcome: Outcome, generation_id: str) -> Outcome:
         """Fetch the counts that an answer lacks; keep it as it is where they are not to be had."""
-        try:
-            data = await self.fetch(f"generation?id={generation_id}")
-            counts = {k: int(data[f"native_tokens_{k}"]) for k in ("prompt", "completion")}
-            usd = float(data.get("total_cost") or 0.0)
-        except (EyasError, KeyError, TypeError, ValueError) as error:
-            logging.getLogger("eyas").warning("%s: no counts (%s)", generation_id, error)
-            return outcome
-        usage = {f"{k}_tokens": number for k, number in counts.items()} | {"cost": usd}
-        return dataclasses.replace(outcome, usage=usage, cost_usd=usd, generation_id=generation_id)
+        told = ""
+        for wait_s in _COUNTS_AFTER_S:
+            await asyncio.sleep(wait_s)
+            try:
+                data = await self.fetch(f"generation?id={generation_id}")
+                counts = {k: int(data[f"native_tokens_{k}"]) for k in ("prompt", "completion")}
+                usd = float(data.get("total_cost") or 0.0)
+            except (EyasError, KeyError, TypeError, ValueError) as error:
+                told = str(error)
+                continue
+            usage = {f"{k}_tokens": number for k, number in counts.items()} | {"cost": usd}
+            return dataclasses.replace(
+                outcome, usage=usage, cost_usd=usd, generation_id=generation_id
+            )
+        logging.getLogger("eyas").warning("%s: no counts (%s)", generation_id, told)
+        return outcome
 
     async def fetch(self, path: str) -> dict[str, Any]:
         """GET an address below the base URL and return its `data`.
@@ -168,6 +185,22 @@ class Client:
     def _without_key(self, text: str) -> str:
         """Blank the key, should an endpoint echo it in its error."""
         return text.replace(self._key, "[key]") if self._key else text
+
+
+def _allow_files(connections: int) -> None:
+    """Raise this process's limit of open files to what so many connections need.
+
+    Raises: EyasError if the system does not allow as many.
+    """
+    wanted = connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        if hard != resource.RLIM_INFINITY and hard < wanted:
+            raise EyasError(
+                f"{connections} connections need {wanted} open files, {hard} are allowed",
+                hint="lower runtime.concurrency, or raise `ulimit -Hn`; nothing was sent",
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _headers(key: str | None, cache_ttl_s: int | None) -> dict[str, str]:

@@ -77,7 +77,9 @@ def foresee(
     cap = max((job.max_tokens for job in todo), default=1)
     own = stock.limits.tokens.known_lengths()
     lengths = lengths_of(own, cap, "answers of this data set")
-    lengths = lengths or lengths_of(known, cap, "answers of the same partition") or blind(cap)
+    lengths = (
+        lengths or lengths_of(known, cap, "answers of sets with the same max_tokens") or blind(cap)
+    )
     return estimate(
         todo,
         lengths,

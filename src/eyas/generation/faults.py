@@ -31,8 +31,11 @@ _OF_STATUS = {
     529: ("retry", "overloaded"),
 }
 _OF_TYPE = {
+    "content_filter": ("reject", "moderation"),
     "content_policy_violation": ("reject", "moderation"),
     "context_length_exceeded": ("reject", "context_length"),
+    "insufficient_quota": ("stop", "out_of_credits"),
+    "invalid_api_key": ("stop", "unauthorized"),
     "max_tokens_exceeded": ("reject", "bad_request"),
     "provider_overloaded": ("retry", "overloaded"),
     "provider_unavailable": ("retry", "server_error"),
@@ -42,6 +45,7 @@ _OF_TYPE = {
     "timeout": ("retry", "timeout"),
 }
 _MONEY = ("limit", "budget", "credit")
+_FILTERED = ("content_filter", "content filter", "considered high risk", "content policy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ def fault_of(status: int, error: Mapping[str, Any]) -> Fault:
     The error's own type and code count before the status, `availability.retryable` before both;
     but money and the key are judged first: no provider's hint may keep a run alive without them.
     """
+    inner = _mapping(error.get("error"))  # some wrap it twice
+    error = {**inner, **{key: value for key, value in error.items() if key != "error"}}
     metadata = _mapping(error.get("metadata"))
     availability = _mapping(error.get("availability")) or _mapping(metadata.get("availability"))
     error_type = _type(metadata, error)
@@ -69,7 +75,7 @@ def fault_of(status: int, error: Mapping[str, Any]) -> Fault:
     elif error_type in _OF_TYPE:
         kind, reason = _OF_TYPE[error_type]
     else:
-        kind, reason = _status_fault(code, error)
+        kind, reason = _status_fault(code, error, str(metadata.get("raw") or ""))
     if kind in ("retry", "reject") and reason not in FINAL:
         retryable = availability.get("retryable")
         if isinstance(retryable, bool):
@@ -88,10 +94,10 @@ def retry_after_s(headers: Mapping[str, str], now_s: float) -> float | None:
         return seconds
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+        zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return max(0.0, zoned.timestamp() - now_s)
+    except (ValueError, OverflowError):
         return None
-    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, zoned.timestamp() - now_s)
 
 
 def _access_fault(
@@ -121,15 +127,19 @@ def _access_fault(
         return "reject", "forbidden"
     if "weight_exceeds_budget" in signs:
         return "stop", "request_exceeds_budget"
-    if "in_flight" in signs:
+    if "in_flight" in signs or "in-flight" in signs or "in flight" in signs:
         return "pause", "in_flight_budget"
     return "stop", "key_limit" if "key_limit" in signs else "out_of_credits"
 
 
-def _status_fault(code: int, error: Mapping[str, Any]) -> tuple[str, str]:
-    message = str(error.get("message") or "").lower()
-    if code == 400 and "context length" in message:
+def _status_fault(code: int, error: Mapping[str, Any], raw: str) -> tuple[str, str]:
+    message = f"{error.get('message') or ''} {error.get('code') or ''} {raw}".lower()
+    if code == 400 and ("context length" in message or "context_length" in message):
         return "reject", "context_length"
+    if code == 400 and any(sign in message for sign in _FILTERED):
+        return "reject", "moderation"
+    if 200 <= code < 300 and ("rate limit" in message or "too many requests" in message):
+        return "retry", "rate_limited"
     if code in _OF_STATUS:
         return _OF_STATUS[code]
     if code >= 500:
@@ -140,9 +150,9 @@ def _status_fault(code: int, error: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _code(status: int, error: Mapping[str, Any]) -> int:
-    for value in (error.get("code"), error.get("http_status")):
-        text = str(value)
-        if not isinstance(value, bool) and text.isdecimal() and 400 <= int(text) < 600:
+    for value in (error.get("code"), error.get("http_status"), error.get("status")):
+        text = "" if isinstance(value, bool) else str(value).removesuffix(".0")
+        if len(text) == 3 and text.isascii() and text.isdecimal() and 400 <= int(text) < 600:
             return int(text)
     return status
 

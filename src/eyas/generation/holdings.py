@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from eyas.generation.books import Books, Entry
 from eyas.generation.facts import Tally
 from eyas.generation.jobs import Job, Wish, admission_order, split_jobs
-from eyas.generation.journal import Entry, Journal
 from eyas.generation.limits import Limits, Spent
 from eyas.settings import Prices
 
@@ -20,46 +20,56 @@ class Stock:
     todo: tuple[Job, ...]
 
 
-def take_stock(jobs: Sequence[Job], journal: Journal, wish: Wish, prices: Prices | None) -> Stock:
+def take_stock(jobs: Sequence[Job], books: Books, wish: Wish, prices: Prices | None) -> Stock:
     """Count held answers, charges of failed attempts and rows that are not asked again."""
     generate = wish.generate
     limits = Limits(generate, prices)
     ordered = admission_order(jobs, wish.sampling.seed)
-    held, todo = split_jobs(ordered, _sizes(journal, limits), journal.final, generate)
+    held, todo = split_jobs(ordered, _sizes(jobs, books, limits), books.final, generate)
     tally = Tally(total=len(jobs), resumed=len(held), budget_tokens=generate.budget_tokens)
-    for entry in (journal.entries[job.fingerprint] for job in held):
-        limits.hold(_spent(entry))
+    for job in held:
+        entry = books.entries[job.fingerprint]
+        limits.hold(_spent(entry, job.max_tokens))
         tally.held_tokens += entry.tokens
         tally.held_usd += entry.cost_usd
+    paid = wish.endpoint.name != "local"  # nobody charges for what is lost on the way from there
     for job in jobs:
-        limits.charge(journal.charged.get(job.fingerprint, 0))
-        if job.fingerprint in journal.final and job.fingerprint not in journal.entries:
-            tally.failed_rows[journal.final[job.fingerprint]] += 1
-    limits.charge(0, journal.lost_usd)
+        limits.charge(books.charged.get(job.fingerprint, 0))
+        limits.charge(paid * books.unended(job.fingerprint) * _foretold(job, limits))
+        if job.fingerprint in books.final and job.fingerprint not in books.entries:
+            tally.failed_rows[books.final[job.fingerprint]] += 1
+    limits.charge(0, books.lost_usd)
     return Stock(tally=tally, limits=limits, held=tuple(held), todo=tuple(todo))
 
 
-def counting(jobs: Sequence[Job], journal: Journal, wish: Wish) -> set[str]:
+def counting(jobs: Sequence[Job], books: Books, wish: Wish) -> set[str]:
     """Return the fingerprints of the answers within the budgets.
 
     A function of the journal alone, not of who came first.
     """
-    sizes = _sizes(journal, Limits(wish.generate, None))
+    sizes = _sizes(jobs, books, Limits(wish.generate, None))
     ordered = admission_order(jobs, wish.sampling.seed)
-    held, _ = split_jobs(ordered, sizes, journal.final, wish.generate)
+    held, _ = split_jobs(ordered, sizes, books.final, wish.generate)
     return {job.fingerprint for job in held}
 
 
-def _sizes(journal: Journal, limits: Limits) -> Mapping[str, tuple[int, float]]:
+def _sizes(jobs: Sequence[Job], books: Books, limits: Limits) -> Mapping[str, tuple[int, float]]:
     return {
-        key: (limits.counted(_spent(entry)), entry.cost_usd)
-        for key, entry in journal.entries.items()
+        job.fingerprint: (limits.counted(_spent(entry, job.max_tokens)), entry.cost_usd)
+        for job in jobs
+        if (entry := books.entries.get(job.fingerprint))
     }
 
 
-def _spent(entry: Entry) -> Spent:
+def _spent(entry: Entry, max_tokens: int) -> Spent:
+    """Return what an answer was billed; one without counts is taken at its longest."""
     return Spent(
         prompt_tokens=entry.prompt_tokens,
-        completion_tokens=entry.completion_tokens,
+        completion_tokens=entry.completion_tokens or max_tokens,
         usd=entry.cost_usd,
     )
+
+
+def _foretold(job: Job, limits: Limits) -> int:
+    mean = limits.tokens.mean_tokens()
+    return job.prompt.prompt_tokens + int(job.max_tokens if mean is None else mean)

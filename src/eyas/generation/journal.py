@@ -9,9 +9,7 @@ import dataclasses
 import fcntl
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,29 +17,13 @@ from typing import Any, Self
 import orjson
 
 from eyas.errors import EyasError
+from eyas.generation.books import NAMES, Books, check_record
 from eyas.records import Response
 
-NAMES = ("issued", "responses", "failures", "abandoned", "settled")
 _RESERVE = "reserve"  # space given back when the disk is full, for the answers still in flight
 _RESERVE_BYTES = 4 << 20
 _FIELDS = {f.name for f in dataclasses.fields(Response)}
 log = logging.getLogger("eyas")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Where an answer lies in responses.jsonl, and what is counted without reading it."""
-
-    start: int
-    size: int
-    prompt_tokens: int
-    completion_tokens: int
-    cost_usd: float
-
-    @property
-    def tokens(self) -> int:
-        """Return the tokens billed."""
-        return self.prompt_tokens + self.completion_tokens
 
 
 class Journal:
@@ -52,14 +34,9 @@ class Journal:
 
     def __init__(self, folder: Path, *, reserve_bytes: int = _RESERVE_BYTES) -> None:
         self.folder = folder
-        self.entries: dict[str, Entry] = {}  # fingerprint -> answer
-        self.final: dict[str, str] = {}  # fingerprint -> reason why it is not asked again
-        self.charged: dict[str, int] = {}  # fingerprint -> tokens billed without an answer
-        self.lost_usd = 0.0  # of attempts that brought no answer
+        self.books = Books()
         self.unsynced = 0  # records
         self.trouble: EyasError | None = None
-        self._unended: Counter[str] = Counter()
-        self._unsettled: dict[str, dict[str, Any]] = {}  # generation id -> attempt
         self._files: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         folder.mkdir(parents=True, exist_ok=True)
@@ -100,21 +77,13 @@ class Journal:
                 raise self.trouble from error
         self._ends[name] = start + len(line)
         self.unsynced += 1
-        self._learn(name, record, start, len(line))
+        self.books.learn(name, record, start, len(line))
 
     def read(self, fingerprint: str) -> Response:
         """Return a stored answer."""
-        entry = self.entries[fingerprint]
+        entry = self.books.entries[fingerprint]
         data = os.pread(self._files["responses"], entry.size, entry.start)
         return _response(orjson.loads(data))
-
-    def unended(self) -> int:
-        """Return how many requests were sent without any end on record: maybe billed."""
-        return sum(count for count in self._unended.values() if count > 0)
-
-    def unsettled(self) -> list[dict[str, Any]]:
-        """Return the attempts that may be billed and can be asked for by their generation id."""
-        return list(self._unsettled.values())
 
     def sync(self) -> None:
         """Force what was written onto the disk; may run in another thread than `write`."""
@@ -138,42 +107,13 @@ class Journal:
             path = self.folder / f"{name}.jsonl"
             self._files[name] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             for start, size, record in _records(path):
-                self._learn(name, record, start, size)
+                self.books.learn(name, record, start, size)
             self._ends[name] = path.stat().st_size
         try:
             with (self.folder / _RESERVE).open("wb") as reserve:
                 os.posix_fallocate(reserve.fileno(), 0, reserve_bytes)
         except OSError as error:
             raise self._trouble(_RESERVE, error) from error
-
-    def _learn(self, name: str, record: dict[str, Any], start: int, size: int) -> None:
-        fingerprint = record["fingerprint"]
-        if name != "settled":
-            self._unended[fingerprint] += 1 if name == "issued" else -1
-        if name == "responses" and fingerprint not in self.entries:
-            self.entries[fingerprint] = Entry(
-                start=start,
-                size=size,
-                prompt_tokens=record["prompt_tokens"],
-                completion_tokens=record["completion_tokens"],
-                cost_usd=record["cost_usd"],
-            )
-        elif name == "failures":
-            self._charge(fingerprint, record["charged_tokens"], record.get("cost_usd", 0.0))
-            if record["final"]:
-                self.final[fingerprint] = record["reason"]
-            if record.get("maybe_billed") and (generation_id := record.get("generation_id")):
-                keys = ("fingerprint", "id", "sample", "generation_id", "charged_tokens")
-                self._unsettled[generation_id] = {key: record[key] for key in keys}
-        elif name == "settled":
-            self._unsettled.pop(record["generation_id"], None)
-            self._charge(
-                fingerprint, record["tokens"] - record["charged_tokens"], record["cost_usd"]
-            )
-
-    def _charge(self, fingerprint: str, tokens: int, usd: float) -> None:
-        self.charged[fingerprint] = self.charged.get(fingerprint, 0) + tokens
-        self.lost_usd += usd
 
     def _append(self, name: str, line: bytes) -> None:
         """Write a whole line at the end, or nothing: a half one is cut off again."""
@@ -188,7 +128,7 @@ class Journal:
     def _trouble(self, name: str, error: OSError) -> EyasError:
         return EyasError(
             f"{self.folder}/{name}: cannot write ({error.strerror}); "
-            f"the {len(self.entries)} answers stored before are intact",
+            f"the {len(self.books.entries)} answers stored before are intact",
             hint="free disk space, then run the same command: it goes on where it stopped",
         )
 
@@ -211,7 +151,7 @@ def _lock(folder: Path) -> int:
     return handle
 
 
-def _records(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def _records(path: Path, *, mend: bool = True) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield start, size and record of every good line; report the others and leave them there.
 
     A last line without its newline is moved to .torn, so that the next record starts on its own.
@@ -220,7 +160,8 @@ def _records(path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
-                _move_torn(path, start, line)
+                if mend:
+                    _move_torn(path, start, line)
                 return
             try:
                 record = _checked(path.stem, orjson.loads(line))
@@ -242,15 +183,20 @@ def _move_torn(path: Path, end: int, tail: bytes) -> None:
 
 
 def _checked(name: str, record: Any) -> dict[str, Any]:
-    if not isinstance(record, dict) or not isinstance(record.get("fingerprint"), str):
-        raise ValueError("no fingerprint")
+    checked = check_record(name, record)
     if name == "responses":
-        _response(record)
-    if name == "failures" and not {"reason", "final", "charged_tokens"} <= set(record):
-        raise ValueError("no reason, final or charged_tokens")
-    if name == "settled" and not {"generation_id", "tokens", "charged_tokens"} <= set(record):
-        raise ValueError("no generation_id, tokens or charged_tokens")
-    return record
+        _response(checked)
+    return checked
+
+
+def read_books(folder: Path) -> Books:
+    """Read a journal that another process may be writing: no lock, nothing mended."""
+    books = Books()
+    for name in NAMES:
+        path = folder / f"{name}.jsonl"
+        for start, size, record in _records(path, mend=False) if path.is_file() else ():
+            books.learn(name, record, start, size)
+    return books
 
 
 def _response(record: dict[str, Any]) -> Response:

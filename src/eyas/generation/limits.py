@@ -44,10 +44,10 @@ class Limits:
             self._usd.hold(0, int(spent.usd * _UNITS))
 
     def charge(self, tokens: int, usd: float = 0.0) -> None:
-        """Count what brought no row."""
+        """Count what brought no row; where no price is known, at that of completions."""
         self.tokens.charge(tokens)
         if self._usd:
-            self._usd.charge(int(usd * _UNITS))
+            self._usd.charge(int(usd * _UNITS if usd else tokens * self._completion_units))
 
     def admits(self, prompt_tokens: int, max_tokens: int) -> bool:
         """Tell whether one more request fits under every limit."""

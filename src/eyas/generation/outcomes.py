@@ -6,6 +6,8 @@ Source: shared/facts/kimi_openrouter.md sections 6 and 7 (client bug reports, ea
 """
 
 import dataclasses
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ from eyas.generation.faults import Fault, fault_of, retry_after_s
 
 FINISHED = ("stop", "length", "tool_calls")
 _DETAIL_CHARS = 500
+_ABSURD = 1e12  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +73,8 @@ def classify(status: int, headers: Mapping[str, str], body: str, *, now_s: float
     wait_s = retry_after_s(lowered, now_s)
     text = strip_keep_alive(body)
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        value = _parse(text)
+    except (ValueError, RecursionError) as error:
         return _unparsable(status, text, str(error), wait_s)
     try:
         outcome = _classify_json(status, value, wait_s)
@@ -86,6 +89,21 @@ def classify(status: int, headers: Mapping[str, str], body: str, *, now_s: float
             cost_usd=cost_of(usage),
             raw=body,
         )
+
+
+def _parse(text: str) -> Any:
+    """Parse as strictly as JSON is, else as kindly as Python does: the answer has been paid for.
+
+    A reply cut inside an emoji holds half a surrogate pair, a careless server writes raw control
+    characters or NaN; what has no UTF-8 becomes U+FFFD, so that the journal can hold it.
+    Raises: ValueError.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = json.loads(text, strict=False)
+        kind = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
+        return json.loads(kind.decode("utf-16", "replace"))
 
 
 def lost(reason: str, detail: str, *, maybe_billed: bool, generation_id: str = "") -> Outcome:
@@ -130,15 +148,14 @@ def _unparsable(status: int, text: str, error: str, wait_s: float | None) -> Out
 
 def _classify_json(status: int, value: Any, wait_s: float | None) -> Outcome:
     if not isinstance(value, dict):
+        if not 200 <= status < 300:
+            return _of_status(status, value, wait_s, None)
         raise _UnknownShapeError(f"the body is a {type(value).__name__}, not an object")
     usage = value.get("usage")
     if value.get("error"):
         return _from_error(status, value["error"], wait_s, usage)
     if not 200 <= status < 300:
-        fault = fault_of(status, {})
-        text = orjson.dumps(value).decode()
-        raw = text if fault.reason == "unknown_shape" else None
-        return _failed(fault, f"HTTP {status}: {text[:_DETAIL_CHARS]}", wait_s, usage, raw)
+        return _of_status(status, value, wait_s, usage)
     choices = value.get("choices")
     if choices is None:
         return _retry("no_choices", f"keys {sorted(value)}", usage)
@@ -149,10 +166,16 @@ def _classify_json(status: int, value: Any, wait_s: float | None) -> Outcome:
     return _from_choice(status, value, choices[0], wait_s)
 
 
+def _of_status(status: int, value: Any, wait_s: float | None, usage: Any) -> Outcome:
+    fault, text = fault_of(status, {}), json.dumps(value)
+    raw = text if fault.reason == "unknown_shape" else None
+    return _failed(fault, f"HTTP {status}: {text[:_DETAIL_CHARS]}", wait_s, usage, raw)
+
+
 def _from_error(status: int, error: Any, wait_s: float | None, usage: Any) -> Outcome:
     fields = error if isinstance(error, dict) else {"message": str(error)}
     fault = fault_of(status, fields)
-    raw = orjson.dumps(error).decode() if fault.reason == "unknown_shape" else None
+    raw = json.dumps(error) if fault.reason == "unknown_shape" else None
     wait_s = wait_s if wait_s is not None else fault.retry_after_s
     return _failed(fault, _words(fields), wait_s, usage, raw)
 
@@ -163,7 +186,7 @@ def _from_choice(status: int, value: dict[str, Any], choice: Any, wait_s: float 
         raise _UnknownShapeError(f"choices[0] is a {type(choice).__name__}")
     if choice.get("error"):
         return _from_error(status, choice["error"], wait_s, usage)
-    match choice.get("finish_reason"):
+    match _finish(choice):
         case "error":
             return _retry("finish_error", "finish_reason 'error'", usage)
         case "content_filter":
@@ -174,6 +197,8 @@ def _from_choice(status: int, value: dict[str, Any], choice: Any, wait_s: float 
         case reason if reason not in FINISHED:
             raise _UnknownShapeError(f"finish_reason {reason!r}")
     reply = _reply(value, choice)
+    if _is_refusal(choice["message"], reply):
+        return _failed(Fault("reject", "refusal"), str(choice["message"]["refusal"]), None, usage)
     known = usage if isinstance(usage, dict) else None
     silent = not (reply.content or reply.reasoning or reply.tool_calls)
     if silent and not _count(known, "completion_tokens"):
@@ -191,7 +216,7 @@ def _reply(value: dict[str, Any], choice: dict[str, Any]) -> Reply:
         content=_content(message.get("content")),
         reasoning=_reasoning(message),
         tool_calls=_tool_calls(message.get("tool_calls")),
-        finish_reason=choice["finish_reason"],
+        finish_reason=str(_finish(choice)),
         native_finish_reason=None if native is None else str(native),
         generation_id=str(value.get("id") or ""),
         provider=str(value.get("provider") or ""),
@@ -200,11 +225,22 @@ def _reply(value: dict[str, Any], choice: dict[str, Any]) -> Reply:
     )
 
 
+def _finish(choice: dict[str, Any]) -> Any:
+    reason = choice.get("finish_reason")
+    return reason.lower() if isinstance(reason, str) else reason
+
+
+def _is_refusal(message: dict[str, Any], reply: Reply) -> bool:
+    said = reply.content or reply.reasoning or reply.tool_calls
+    return bool(message.get("refusal")) and not said
+
+
 def _content(value: Any) -> str | None:
     """Return the text; parts are joined with nothing between, as chat templates join them."""
     if value is None or isinstance(value, str):
         return value
     parts = value if isinstance(value, list) else [value]
+    parts = [part for part in parts if not _thinks(part)]
     texts: list[str] = []
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else part
@@ -216,16 +252,30 @@ def _content(value: Any) -> str | None:
 
 def _reasoning(message: dict[str, Any]) -> str | None:
     """Return the reasoning from whichever of the three fields holds it."""
+    content = message.get("content")
+    within = content if isinstance(content, list) else []
+    thought = [_text_of(part) for part in within if _thinks(part)]
     details = message.get("reasoning_details")
     parts = [d for d in details if isinstance(d, dict)] if isinstance(details, list) else []
     texts = [d.get("text") for d in parts if d.get("type") == "reasoning.text"]
     joined = "".join(text for text in texts if isinstance(text, str))
-    for value in (message.get("reasoning"), joined, message.get("reasoning_content")):
+    fields = (message.get("reasoning"), joined, message.get("reasoning_content"), "".join(thought))
+    for value in fields:
         if value and not isinstance(value, str):
             raise _UnknownShapeError(f"reasoning is a {type(value).__name__}")
         if value:
             return value
     return None
+
+
+def _thinks(part: Any) -> bool:
+    """Tell whether a part of the content is reasoning."""
+    return isinstance(part, dict) and str(part.get("type")).startswith(("reasoning", "thinking"))
+
+
+def _text_of(part: dict[str, Any]) -> str:
+    text = part.get("text") or part.get("thinking") or part.get("reasoning")
+    return text if isinstance(text, str) else ""
 
 
 def _tool_calls(value: Any) -> tuple[dict[str, Any], ...]:
@@ -278,9 +328,14 @@ def _words(error: Mapping[str, Any]) -> str:
 
 
 def _count(usage: Mapping[str, Any] | None, name: str) -> int | None:
-    value = usage.get(name) if usage else None
-    return int(value) if isinstance(value, int | float) and value >= 0 else None
+    value = _number(usage.get(name), none=-1.0) if usage else -1.0
+    return int(value) if 0 <= value < _ABSURD else None
 
 
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+def _number(value: Any, none: float = 0.0) -> float:
+    """Return a number, also one in quotes; `none` for anything else, NaN and infinity included."""
+    try:
+        number = none if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return none
+    return number if math.isfinite(number) else none

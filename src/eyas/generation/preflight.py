@@ -46,7 +46,7 @@ class Market:
     @property
     def slugs(self) -> dict[str, str]:
         """Return the routing slug of each provider."""
-        return {offer.provider: offer.slug for offer in self.usable}
+        return {offer.provider: offer.slug.partition("/")[0] for offer in self.usable}
 
     @property
     def quantizations(self) -> dict[str, str]:

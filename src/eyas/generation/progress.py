@@ -55,6 +55,7 @@ class Progress:
         self, title: str, console: Console | None = None, status: Status | None = None
     ) -> None:
         self._title = title
+        self._last: View | None = None
         self._status = status
         self._console = console or Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -73,10 +74,12 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self._live.stop()
+        if self._status and self._last:
+            self._status.tell(self._last.state, self._last.facts, reason=self._last.reason)
 
     def show(self, view: View) -> None:
         """Draw the state now, or log it if the last line is 15 s old."""
-        now_s = time.monotonic()
+        now_s, self._last = time.monotonic(), view
         if self._status and self._status.due(now_s):
             self._status.tell(view.state, view.facts, reason=view.reason)
         line = f"{self._title}: {describe(view.facts)}"

@@ -4,6 +4,7 @@ Source: shared/facts/kimi_openrouter.md section 6.2 (GET /key, GET /generation).
 """
 
 import asyncio
+import contextlib
 import logging
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from eyas.generation.facts import Tally
 from eyas.generation.journal import Journal
 
 _EVERY_S = 60.0
+_AT_ONCE = 8
+_SETTLE_S = 60.0
 log = logging.getLogger("eyas")
 
 
@@ -26,15 +29,15 @@ class Fetcher(Protocol):
 async def watch_key(fetcher: Fetcher, tally: Tally, *, every_s: float = _EVERY_S) -> None:
     """Keep `tally.key` up to date until cancelled."""
     while True:
-        await look_at_key(fetcher, tally)
         await asyncio.sleep(every_s)
+        await look_at_key(fetcher, tally)
 
 
 async def look_at_key(fetcher: Fetcher, tally: Tally) -> None:
     """Read the key's usage; a failure is told and changes nothing."""
     try:
         data = await fetcher.fetch("key")
-        usage = float(data["usage"])
+        usage = float(data["usage"]) + float(data.get("byok_usage") or 0.0)
         left = data.get("limit_remaining")
     except (EyasError, KeyError, TypeError, ValueError) as error:
         log.warning("GET /key: %s", error)
@@ -57,17 +60,30 @@ async def key_left_usd(fetcher: Fetcher) -> float | None:
 async def settle_lost(fetcher: Fetcher, journal: Journal, tally: Tally) -> None:
     """Ask what became of attempts that may be billed; write what they cost into the journal.
 
-    Only those whose generation id arrived can be asked for. One that is not known there (yet) is
-    left for the next run.
+    Only those whose generation id arrived can be asked for. One that is not known there (yet), or
+    not within a minute of all, is left for the next run.
     """
-    for failure in journal.unsettled():
-        try:
-            data = await fetcher.fetch(f"generation?id={failure['generation_id']}")
-            tokens = sum(int(data.get(f"native_tokens_{k}") or 0) for k in ("prompt", "completion"))
-            usd = float(data.get("total_cost") or 0.0)
-        except (EyasError, TypeError, ValueError) as error:
-            log.info("%s: not settled (%s)", failure["generation_id"], error)
-            continue
-        journal.write("settled", failure | {"cost_usd": usd, "tokens": tokens})
-        tally.new_usd += usd
-        tally.settled += 1
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def settle(attempt: dict[str, Any]) -> None:
+        async with gate:
+            record = await _settled(fetcher, attempt)
+        if record:
+            journal.write("settled", record)
+            tally.new_usd += record["cost_usd"]
+            tally.settled += 1
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SETTLE_S):
+            await asyncio.gather(*map(settle, journal.books.unsettled()))
+
+
+async def _settled(fetcher: Fetcher, attempt: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        data = await fetcher.fetch(f"generation?id={attempt['generation_id']}")
+        tokens = sum(int(data.get(f"native_tokens_{k}") or 0) for k in ("prompt", "completion"))
+        usd = float(data.get("total_cost") or 0.0)
+    except (EyasError, TypeError, ValueError) as error:
+        log.info("%s: not settled (%s)", attempt["generation_id"], error)
+        return None
+    return attempt | {"cost_usd": usd, "tokens": tokens}

@@ -12,7 +12,7 @@ import heapq
 import itertools
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -29,12 +29,13 @@ from eyas.generation.meter import Meter
 from eyas.generation.outcomes import Outcome
 from eyas.generation.patience import (
     HOPELESS,
-    PUT_ASIDE,
     Plan,
+    Providers,
     delay_s,
     hopeless,
+    out_of_reach,
+    outage_s,
     refusal,
-    tries_elsewhere,
 )
 from eyas.generation.progress import Progress
 from eyas.generation.rows import Row, failure_of, head_of, response_of
@@ -69,13 +70,13 @@ class Run:
         self._load = 0.0  # in units of the limit: a row of a narrower partition weighs more
         self._wake, self._tick = asyncio.Event(), asyncio.Event()
         self._meter = Meter()
-        self._aside: set[str] = set()  # providers that are asked no more
-        self._refused: Counter[str] = Counter()  # provider -> refusals since its last answer
-        self._hopeless = self._unstored = 0
+        self._providers = Providers(wish.endpoint.provider, plan.slugs)
+        self._hopeless = self._silence = self._unstored = 0
+        self._heard_s = 0.0  # when the last answer came
+        self._interrupted = self._over = False
         self._dry = False  # nothing more is admitted
         self._started_s = 0.0
         self._stop: BaseException | None = None
-        self._over = False
 
     async def go(self, jobs: Sequence[Job], asker: Asker, progress: Progress) -> None:
         """Ask for `jobs` in this order until all have an end or the budget is reached.
@@ -83,7 +84,7 @@ class Run:
         Raises: EyasError when the run had to stop, KeyboardInterrupt after Ctrl-C; either way
         whatever was answered is in the journal.
         """
-        self._started_s = time.monotonic()
+        self._started_s = self._heard_s = time.monotonic()
         watcher = asyncio.create_task(self._watch(progress))
         sleeper = asyncio.create_task(self._feel_lag())
         try:
@@ -110,9 +111,10 @@ class Run:
 
     def interrupt(self) -> None:
         """Drain at the first call, abandon what is in flight at the second."""
-        if self._stop:
+        if self._interrupted:
             self.abandon()
             return
+        self._interrupted = True
         self._halt(KeyboardInterrupt())
         log.warning(
             "interrupted: waiting for %d requests in flight, they are billed anyway; "
@@ -175,7 +177,7 @@ class Run:
         self._write("issued", head_of(row))
         if self._journal.trouble:  # a request whose record may be missing is not sent
             return
-        avoid = row.avoid | self._aside
+        avoid = row.avoid | self._providers.aside
         body = build_body(row.job.prompt, row.job.sample, self._wish, avoid=avoid)
         task = asyncio.create_task(self._ask(row, body, asker))
         self._tasks[task] = row
@@ -219,9 +221,10 @@ class Run:
             quantizations=self._plan.quantizations,
         )
         self._unstored += not self._write("responses", dataclasses.asdict(response))
-        self._hopeless = 0
+        self._hopeless = self._silence = 0
+        self._heard_s = time.monotonic()
         self.tally.count(response)
-        self._refused.pop(response.provider, None)
+        self._providers.answered(response.provider)
         self._meter.answered(
             response.provider,
             time.monotonic(),
@@ -245,7 +248,7 @@ class Run:
         match outcome.kind:
             case "stop":
                 self._halt(refusal(outcome))
-            case "reject" if self._elsewhere(row, outcome):
+            case "reject" if self._providers.pass_on(row, outcome):
                 self._again(row, outcome, now_s)
             case "reject":
                 self._give_up(row, outcome)
@@ -260,6 +263,7 @@ class Run:
         wait_s = delay_s(self._plan, row, outcome)
         if outcome.kind == "pause":
             self._limiter.pause(now_s + wait_s)
+        crowded = self._is_out(outcome, now_s) or crowded
         row.failures += not crowded
         row.maybe_billed += outcome.maybe_billed
         spent = row.failures >= self._plan.attempts or row.maybe_billed > 1
@@ -270,30 +274,26 @@ class Run:
         self.tally.waiting[outcome.reason] += 1
         heapq.heappush(self._waiting, (now_s + wait_s, next(self._serial), row))
 
-    def _elsewhere(self, row: Row, outcome: Outcome) -> bool:
-        """Let another provider have a refused row; put one aside, by name, that keeps refusing.
+    def _is_out(self, outcome: Outcome, now_s: float) -> bool:
+        """Tell whether the whole endpoint is out: then all wait, and no row is to blame.
 
-        Where the conf pins one provider there is no other.
+        One that stays silent for longer than a row's patience ends the run.
         """
-        if len(self._wish.endpoint.provider.get("only", ())) == 1:
+        if outcome.kind != "retry" or outcome.reason in OVERLOAD:
             return False
-        if not tries_elsewhere(row, outcome):
+        self._silence += 1
+        wait_s, silent_s = outage_s(self._plan, self._silence), now_s - self._heard_s
+        if not wait_s:
             return False
-        name = self._plan.slugs.get(outcome.provider, outcome.provider)
-        row.avoid.add(name)
-        self._refused[outcome.provider] += 1
-        if self._refused[outcome.provider] >= PUT_ASIDE and name not in self._aside:
-            self._aside.add(name)
-            log.warning(
-                "provider '%s' is put aside for the rest of the run: %d refusals in a row (%s: %s)",
-                *(outcome.provider, PUT_ASIDE, outcome.reason, outcome.detail),
-            )
+        self._limiter.pause(now_s + wait_s)
+        if silent_s > self._plan.patience_s:
+            self._halt(out_of_reach(outcome, silent_s))
         return True
 
     def _give_up(self, row: Row, outcome: Outcome) -> None:
         self._limits.void(row.ticket)
         self.tally.failed_rows[outcome.reason] += 1
-        self._hopeless += outcome.reason not in FINAL
+        self._hopeless += outcome.reason not in FINAL or outcome.reason == "unknown_shape"
         if self._hopeless >= HOPELESS:
             self._halt(hopeless(outcome))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 
 @contextlib.contextmanager
 def signals(interrupt: Callable[[], None], abandon: Callable[[], None]) -> Generator[None]:
-    """Ctrl-C calls `interrupt`; SIGTERM calls `abandon`: its sender does not wait.
+    """Ctrl-C calls `interrupt`; SIGTERM and a lost terminal call `abandon`: they do not wait.
 
     Only the main thread has signals; elsewhere nothing is routed.
     """
@@ -19,8 +19,10 @@ def signals(interrupt: Callable[[], None], abandon: Callable[[], None]) -> Gener
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupt)
     loop.add_signal_handler(signal.SIGTERM, abandon)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup ignores it: so do we
+        loop.add_signal_handler(signal.SIGHUP, abandon)
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)

@@ -19,12 +19,13 @@ from omegaconf import DictConfig
 
 from eyas.desk import local_endpoint
 from eyas.desk.approval import check_approved
+from eyas.desk.forecast import JOURNAL, forecast
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
+from eyas.desk.wish import wish_of
 from eyas.errors import EyasError
 from eyas.files import read_records, write_json, write_jsonl
 from eyas.generation.client import Client, read_key
-from eyas.generation.estimate import foresee
 from eyas.generation.facts import Tally
 from eyas.generation.holdings import Stock, counting, take_stock
 from eyas.generation.jobs import Job, Wish, build_jobs
@@ -36,10 +37,9 @@ from eyas.generation.progress import Progress
 from eyas.generation.purse import look_at_key, settle_lost, watch_key
 from eyas.generation.run import Run
 from eyas.records import Prompt, Response
-from eyas.settings import DatasetGenerate, Endpoint, PartitionRule, Runtime, Sampling
+from eyas.settings import Runtime
 from eyas.status import Status
 
-JOURNAL = Path("var/journal")
 MARKET = "endpoints.json"  # beside the journal: who offered the model, and at what price
 _RESERVE_BYTES = 1 << 16  # on disk for each request in flight, should the disk run full
 log = logging.getLogger("eyas")
@@ -76,12 +76,12 @@ def work(params: Params) -> Report:
     jobs = plan_jobs(prompts, settings, source)
     reserve_bytes = _RESERVE_BYTES * max(settings.runtime.concurrency.values())
     with Journal(JOURNAL / settings.dataset, reserve_bytes=reserve_bytes) as journal:
-        if lost := journal.unended():
+        if lost := journal.books.all_unended():
             log.warning("%d earlier requests have no end on record: they may be billed", lost)
         started_s = time.monotonic()
         tally = ask_missing(jobs, journal, settings)
         seconds = time.monotonic() - started_s
-        kept = counting(jobs, journal, settings.wish)
+        kept = counting(jobs, journal.books, settings.wish)
         responses = [journal.read(j.fingerprint) for j in jobs if j.fingerprint in kept]
         _check_any(responses, tally, settings)
         write_jsonl(out, responses)
@@ -92,20 +92,11 @@ def work(params: Params) -> Report:
 def read_settings(params: Params) -> Settings:
     """Read every section that this stage declares."""
     dataset = str(params.value("select"))
-    endpoint = params.section("endpoint", Endpoint)
-    local = endpoint.name == "local"
-    generate = params.section(f"datasets.{dataset}.generate", DatasetGenerate)
     return Settings(
         dataset=dataset,
         kind=params.section(f"datasets.{dataset}.kind", str),
         codec=params.section("target.codec", str),
-        wish=Wish(
-            endpoint=endpoint,
-            sampling=params.section("generate", Sampling),
-            generate=generate,
-            partition=params.section("partition", dict[str, PartitionRule]),
-            target_revision=local_endpoint.target_revision() if local else None,
-        ),
+        wish=wish_of(params, dataset),
         runtime=params.knob("runtime", Runtime),
     )
 
@@ -135,7 +126,7 @@ def plan_jobs(prompts: Sequence[Prompt], settings: Settings, source: Path) -> li
 
 def ask_missing(jobs: Sequence[Job], journal: Journal, settings: Settings) -> Tally:
     """Ask for what the journal lacks and the budget allows; no server is started for nothing."""
-    stock = take_stock(jobs, journal, settings.wish, settings.wish.endpoint.prices)
+    stock = take_stock(jobs, journal.books, settings.wish, settings.wish.endpoint.prices)
     if not (stock.todo and _admits(stock)):
         return stock.tally
     connection = settings.runtime.connection
@@ -168,10 +159,12 @@ async def _ask(
         if wish.endpoint.prices is None:
             market = await survey(client, wish.endpoint, max(job.max_tokens for job in jobs))
             write_json(journal.folder / MARKET, market.as_found)
-        stock = take_stock(jobs, journal, wish, market.dearest if market else wish.endpoint.prices)
+        stock = take_stock(
+            jobs, journal.books, wish, market.dearest if market else wish.endpoint.prices
+        )
         todo = without_too_long(stock, market.context_length if market else None)
         if market:
-            foretold = foresee(stock, todo, wish, market.usable)
+            foretold = forecast(settings.dataset, stock, todo, wish, market.usable)
             check_approved(settings.dataset, foretold, connection.confirm_above_usd)
         plan = Plan(
             concurrency={n: settings.runtime.concurrency[n] for n in _partitions(jobs)},

@@ -1,0 +1,36 @@
+"""Foretell a data set from its own answers, else from those of the others with the same max_tokens.
+
+Reads: var/journal/*. `eyas plan` and `generate` ask here, so that they agree.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from eyas.generation.estimate import Estimate, foresee
+from eyas.generation.holdings import Stock
+from eyas.generation.jobs import Job, Wish
+from eyas.generation.journal import read_books
+from eyas.generation.market import Offer
+
+JOURNAL = Path("var/journal")
+
+
+def forecast(
+    dataset: str,
+    stock: Stock,
+    todo: Sequence[Job],
+    wish: Wish,
+    offers: Sequence[Offer],
+    *,
+    concurrency: int = 1,
+) -> Estimate:
+    """Return what the jobs to do will take."""
+    cap = max((job.max_tokens for job in todo), default=1)
+    known = [
+        entry.completion_tokens
+        for folder in sorted(JOURNAL.glob("*/"))
+        if folder.name != dataset
+        for entry in read_books(folder).entries.values()
+        if entry.max_tokens == cap and entry.completion_tokens
+    ]
+    return foresee(stock, todo, wish, offers, known=known, concurrency=concurrency)

@@ -277,3 +277,60 @@ def test_no_json_at_all_makes_it_stumble(status: int, value: Any) -> None:
 @given(text=st.text(max_size=40))
 def test_no_text_at_all_makes_it_stumble(text: str) -> None:
     assert classify(200, {}, text).kind in ("retry", "reject")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "reason"),
+    [
+        (503, "null", "retry", "overloaded"),
+        (429, "[1]", "retry", "rate_limited"),
+        (500, '"Internal Server Error"', "retry", "server_error"),
+        (401, "null", "stop", "unauthorized"),
+        (402, {"error": {"message": "in-flight budget reached"}}, "pause", "in_flight_budget"),
+        (200, {"error": {"error": {"code": 429, "message": "x"}}}, "retry", "rate_limited"),
+        (200, {"error": {"code": 429.0}}, "retry", "rate_limited"),
+        (200, {"error": {"status": 429}}, "retry", "rate_limited"),
+        (200, {"error": {"message": "Rate limit exceeded"}}, "retry", "rate_limited"),
+        (200, {"error": {"code": "insufficient_quota"}}, "stop", "out_of_credits"),
+        (200, {"error": {"code": "invalid_api_key"}}, "stop", "unauthorized"),
+        (200, {"error": {"code": "9" * 5000}}, "retry", "error_without_code"),
+        (400, {"error": {"code": "content_filter"}}, "reject", "moderation"),
+        (400, {"error": {"message": "considered high risk"}}, "reject", "moderation"),
+        (400, {"error": {"message": "context_length_exceeded"}}, "reject", "context_length"),
+        (400, {"error": {"metadata": {"raw": "context length"}}}, "reject", "context_length"),
+    ],
+)  # fmt: skip
+def test_errors_in_odd_dress_keep_their_class(
+    status: int, body: Any, kind: str, reason: str
+) -> None:
+    outcome = judge(status, body)
+    assert (outcome.kind, outcome.reason) == (kind, reason)
+
+
+def test_a_paid_answer_is_kept_whatever_its_json_is_like() -> None:
+    text = orjson.dumps(answer(choice("STOP", message={"content": "HERE"}))).decode()
+    for broken, content in (("a\\ud83d", "a\ufffd"), ("a\tb\x01", "a\tb\x01"), ("😀", "😀")):
+        outcome = classify(200, {}, text.replace("HERE", broken))
+        assert outcome.reply is not None
+        assert (outcome.reply.content, outcome.reply.finish_reason) == (content, "stop")
+        assert orjson.dumps(outcome.reply.content)
+    assert classify(200, {}, text.replace("{", '{"logprob": NaN, ', 1)).reply is not None
+
+
+def test_counts_in_quotes_are_counts_and_absurd_ones_are_none() -> None:
+    usage = {"prompt_tokens": "12", "completion_tokens": 1e300, "cost": "0.25"}
+    outcome = judge(200, answer(choice(), usage=usage))
+    assert (outcome.prompt_tokens, outcome.completion_tokens) == (12, None)
+    assert outcome.cost_usd == 0.25
+
+
+def test_reasoning_among_the_contents_parts_is_reasoning() -> None:
+    parts = [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "yes"}]
+    outcome = judge(200, said(content=parts))
+    assert outcome.reply is not None
+    assert (outcome.reply.reasoning, outcome.reply.content) == ("hm", "yes")
+
+
+def test_a_refusal_without_words_is_no_answer() -> None:
+    outcome = judge(200, said(content=None, refusal="I cannot help with that"))
+    assert (outcome.kind, outcome.reason) == ("reject", "refusal")

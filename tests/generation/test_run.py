@@ -420,3 +420,74 @@ async def test_unknown_shapes_are_recorded_whole(make_prompts: Make, tmp_path: P
     [row] = stored(tmp_path, "failures")
     assert (row["raw"], row["final"], row["cost_usd"]) == (body, True, 0.5)
     assert tally.new_usd == 0.5
+
+
+async def test_an_outage_holds_the_run_and_blames_no_row(
+    make_prompts: Make, good: Outcome, tmp_path: Path
+) -> None:
+    calls = 0
+
+    async def say(_question: str, _n: int) -> Outcome:
+        nonlocal calls
+        calls += 1
+        return BROKEN if calls <= 150 else good
+
+    asker, tally = await go(build_jobs(make_prompts(60), WISH), say, tmp_path)
+    assert tally.new + tally.failed_rows.total() == 60
+    assert tally.failed_rows.total() <= 10  # those that failed three times before it was plain
+    assert len(asker.asked) < 300
+
+
+async def test_an_endpoint_that_stays_silent_ends_the_run(
+    make_prompts: Make, tmp_path: Path
+) -> None:
+    async def say(_question: str, _n: int) -> Outcome:
+        await asyncio.sleep(0.002)
+        return BROKEN
+
+    plan = replace(PLAN, patience_s=0.1, attempts=100)
+    with pytest.raises(EyasError, match=r"no answer for .* server_error: 502: no"):
+        await go(build_jobs(make_prompts(400), WISH), say, tmp_path, plan=plan)
+
+
+async def test_shapes_that_nobody_knows_do_not_buy_a_whole_data_set(
+    make_prompts: Make, tmp_path: Path
+) -> None:
+    async def say(_question: str, _n: int) -> Outcome:
+        return Outcome(
+            kind="reject", reason="unknown_shape", detail="finish_reason 'eos'", raw="{}"
+        )
+
+    with pytest.raises(EyasError, match="unknown_shape"):
+        await go(build_jobs(make_prompts(100), WISH), say, tmp_path)
+    assert len(stored(tmp_path, "failures")) <= 24
+
+
+@pytest.mark.parametrize("asked_s", [0.0, 1e9])
+async def test_a_retry_after_of_nothing_or_of_ages_is_bounded(
+    make_prompts: Make, tmp_path: Path, asked_s: float
+) -> None:
+    async def say(_question: str, _n: int) -> Outcome:
+        return replace(LIMITED, retry_after_s=asked_s)
+
+    plan = replace(PLAN, patience_s=0.2, backoff_s=0.05)
+    asker, tally = await go(build_jobs(make_prompts(4), WISH), say, tmp_path, plan=plan)
+    assert tally.failed_rows == {"rate_limited": 4}
+    assert len(asker.asked) < 200
+
+
+async def test_ctrl_c_while_it_is_stopping_anyway_abandons_nothing(
+    make_prompts: Make, good: Outcome, tmp_path: Path
+) -> None:
+    async def say(question: str, _n: int) -> Outcome:
+        if question == "question 0":
+            return Outcome(kind="stop", reason="out_of_credits", detail="402")
+        await asyncio.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT) if question == "question 1" else None
+        await asyncio.sleep(0.3)
+        return good
+
+    with pytest.raises(EyasError, match="out_of_credits"):
+        await go(build_jobs(make_prompts(4), WISH), say, tmp_path)
+    assert len(stored(tmp_path)) == 3
+    assert not stored(tmp_path, "abandoned")

@@ -6,7 +6,7 @@ Reads: var/status/*.json, here or over ssh. A running stage whose last word is 3
 import shlex
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,9 +24,11 @@ from eyas.generation.progress import clock, describe
 from eyas.status import EVERY_S, SCHEMA
 
 STALLED_S = 30.0
+_RECENT_S = 3600.0
 _EXIT = {"stalled": 3, "failed": 4}
 _STYLES = {"failed": "bold red", "stalled": "bold yellow", "done": "green", "paused": "yellow"}
 _SSH_S = 30.0
+_MISSED = 5  # readings in a row that may fail while watching: a line that is down comes back
 Word = dict[str, Any]  # one status file
 
 
@@ -48,9 +50,15 @@ def state_of(word: Mapping[str, Any], now_s: float) -> str:
     return word["state"] if ended or now_s - word["heartbeat_s"] <= STALLED_S else "stalled"
 
 
-def exit_code(found: Iterable[Mapping[str, Any]], now_s: float) -> int:
-    """Return 4 if a stage failed, 3 if one is stalled, else 0."""
-    return max((_EXIT.get(state_of(word, now_s), 0) for word in found), default=0)
+def exit_code(found: Sequence[Mapping[str, Any]], now_s: float) -> int:
+    """Return 4 if a stage failed, 3 if one is stalled, else 0; last week's stages do not count."""
+    return max((_EXIT.get(state_of(word, now_s), 0) for word in recent(found)), default=0)
+
+
+def recent(found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the stages heard of within an hour of the newest word."""
+    newest_s = max((word["heartbeat_s"] for word in found), default=0.0)
+    return [word for word in found if word["heartbeat_s"] > newest_s - _RECENT_S]
 
 
 def render(found: Sequence[Word], now_s: float) -> Group:
@@ -164,12 +172,19 @@ def _providers(providers: Mapping[str, Any]) -> Table:
 
 def watch(source: str, console: Console) -> int:
     """Draw again every two seconds until all has ended or Ctrl-C; return the exit code."""
+    found, now_s, missed = read_status(source), time.time(), 0
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            found, now_s = read_status(source), time.time()
-            live.update(render(found, now_s), refresh=True)
-            if all(state_of(word, now_s) in ("done", "failed") for word in found):
-                return exit_code(found, now_s)
+            try:
+                found, now_s, missed = read_status(source), time.time(), 0
+            except EyasError:
+                missed += 1
+                if missed > _MISSED:
+                    raise
+            else:
+                live.update(render(found, now_s), refresh=True)
+                if all(state_of(word, now_s) in ("done", "failed") for word in recent(found)):
+                    return exit_code(found, now_s)
             try:
                 time.sleep(EVERY_S)
             except KeyboardInterrupt:

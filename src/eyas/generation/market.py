@@ -26,6 +26,7 @@ ROUTING = (
     "preferred_min_throughput",
     "preferred_max_latency",
 )
+SENT = frozenset({"max_tokens", "seed", "temperature", "top_p"})  # with every request
 _PER_MTOK = 1e6
 
 
@@ -39,6 +40,7 @@ class Offer:
     context_length: int | None
     max_completion_tokens: int | None
     prices: Prices
+    parameters: frozenset[str] = frozenset()  # that it supports; empty: not told
 
     @property
     def names(self) -> set[str]:
@@ -75,6 +77,7 @@ def _offer(entry: Mapping[str, Any]) -> Offer:
             prompt_usd_per_mtok=float(pricing["prompt"]) * _PER_MTOK,
             completion_usd_per_mtok=float(pricing["completion"]) * _PER_MTOK,
         ),
+        parameters=frozenset(map(str, entry.get("supported_parameters") or ())),
     )
 
 
@@ -133,6 +136,9 @@ def _why_not(offer: Offer, routing: Mapping[str, Any], max_tokens: int) -> str |
         ),
         (longest is not None and longest < max_tokens, f"at most {longest} completion tokens"),
     )
+    lacking = sorted(SENT - offer.parameters) if offer.parameters else []
+    if lacking and routing.get("require_parameters"):
+        return f"does not take {', '.join(lacking)}"
     return next((why for wrong, why in checks if wrong), None)
 
 

@@ -263,8 +263,8 @@ class Run:
         wait_s = delay_s(self._plan, row, outcome)
         if outcome.kind == "pause":
             self._limiter.pause(now_s + wait_s)
-        crowded = self._is_out(outcome, now_s) or crowded
-        row.failures += not crowded
+        out = self._is_out(outcome, now_s)
+        row.failures += not (crowded or out)
         row.maybe_billed += outcome.maybe_billed
         spent = row.failures >= self._plan.attempts or row.maybe_billed > 1
         if spent or (crowded and now_s - row.first_s > self._plan.patience_s):
@@ -282,10 +282,10 @@ class Run:
         if outcome.kind != "retry" or outcome.reason in OVERLOAD:
             return False
         self._silence += 1
-        wait_s, silent_s = outage_s(self._plan, self._silence), now_s - self._heard_s
-        if not wait_s:
+        if self._silence < HOPELESS:
             return False
-        self._limiter.pause(now_s + wait_s)
+        silent_s = now_s - self._heard_s
+        self._limiter.pause(now_s + outage_s(self._plan, self._silence))
         if silent_s > self._plan.patience_s:
             self._halt(out_of_reach(outcome, silent_s))
         return True

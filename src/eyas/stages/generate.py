@@ -27,6 +27,7 @@ from eyas.errors import EyasError
 from eyas.files import read_records, write_json, write_jsonl
 from eyas.generation.client import Client, read_key
 from eyas.generation.facts import Tally
+from eyas.generation.faults import FINAL
 from eyas.generation.holdings import Stock, counting, take_stock
 from eyas.generation.jobs import Job, Wish, build_jobs
 from eyas.generation.journal import Journal
@@ -41,6 +42,7 @@ from eyas.settings import Runtime
 from eyas.status import Status
 
 MARKET = "endpoints.json"  # beside the journal: who offered the model, and at what price
+_GIVEN_UP = 0.02  # of the rows, for reasons that may pass: more is no result
 _RESERVE_BYTES = 1 << 16  # on disk for each request in flight, should the disk run full
 log = logging.getLogger("eyas")
 
@@ -76,17 +78,35 @@ def work(params: Params) -> Report:
     jobs = plan_jobs(prompts, settings, source)
     reserve_bytes = _RESERVE_BYTES * max(settings.runtime.concurrency.values())
     with Journal(JOURNAL / settings.dataset, reserve_bytes=reserve_bytes) as journal:
-        if lost := journal.books.all_unended():
-            log.warning("%d earlier requests have no end on record: they may be billed", lost)
+        _tell_of_the_past(jobs, journal)
         started_s = time.monotonic()
         tally = ask_missing(jobs, journal, settings)
         seconds = time.monotonic() - started_s
         kept = counting(jobs, journal.books, settings.wish)
         responses = [journal.read(j.fingerprint) for j in jobs if j.fingerprint in kept]
-        _check_any(responses, tally, settings)
+        check_complete(responses, tally, settings)
         write_jsonl(out, responses)
     metrics = _metrics(responses, tally, prompts=len(prompts), seconds=seconds)
-    return Report(summary=_summary(metrics), metrics=metrics, inputs=(source,))
+    market = JOURNAL / settings.dataset / MARKET
+    return Report(
+        summary=_summary(metrics),
+        metrics=metrics,
+        inputs=(source,),
+        artifacts=(market,) if market.is_file() else (),
+    )
+
+
+def _tell_of_the_past(jobs: Sequence[Job], journal: Journal) -> None:
+    """Say what earlier runs left behind: requests without an end, answers to other requests."""
+    if lost := journal.books.all_unended():
+        log.warning("%d earlier requests have no end on record: they may be billed", lost)
+    wanted = {job.fingerprint for job in jobs}
+    if others := sum(fingerprint not in wanted for fingerprint in journal.books.entries):
+        log.warning(
+            "%d answers in %s are to other requests (model, routing, sampling or prompts have "
+            "changed) and do not count; `eyas import %s %s/responses.jsonl` takes them as they are",
+            *(others, journal.folder, journal.folder.name, journal.folder),
+        )
 
 
 def read_settings(params: Params) -> Settings:
@@ -127,7 +147,8 @@ def plan_jobs(prompts: Sequence[Prompt], settings: Settings, source: Path) -> li
 def ask_missing(jobs: Sequence[Job], journal: Journal, settings: Settings) -> Tally:
     """Ask for what the journal lacks and the budget allows; no server is started for nothing."""
     stock = take_stock(jobs, journal.books, settings.wish, settings.wish.endpoint.prices)
-    if not (stock.todo and _admits(stock)):
+    paid = settings.wish.endpoint.prices is None
+    if not (stock.todo and _admits(stock)) and not (paid and journal.books.unsettled()):
         return stock.tally
     connection = settings.runtime.connection
     key = read_key(connection.api_key_env)
@@ -199,7 +220,18 @@ def _own_server(settings: Settings) -> contextlib.AbstractContextManager[str]:
     return local_endpoint.serving(target)
 
 
-def _check_any(responses: Sequence[Response], tally: Tally, settings: Settings) -> None:
+def check_complete(responses: Sequence[Response], tally: Tally, settings: Settings) -> None:
+    """Refuse an empty result, and one in which many rows were given up that may yet be answered.
+
+    Raises: EyasError with the reasons; what was answered stays in the journal.
+    """
+    open_rows = {r: n for r, n in tally.failed_rows.items() if r not in FINAL}
+    if responses and sum(open_rows.values()) > _GIVEN_UP * tally.total:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in open_rows.items())
+        raise EyasError(
+            f"{sum(open_rows.values())} of {tally.total} rows were given up: {reasons}",
+            hint="run the same command: they are asked again, what was answered is kept",
+        )
     if responses:
         return
     if failed := tally.failed_rows:
@@ -208,10 +240,11 @@ def _check_any(responses: Sequence[Response], tally: Tally, settings: Settings) 
             f"no row was answered: {reasons}",
             hint=f"see {JOURNAL / settings.dataset}/failures.jsonl",
         )
+    generate = settings.wish.generate
     raise EyasError(
-        f"datasets.{settings.dataset}.generate.budget_tokens: expected room for one prompt and "
-        f"its longest answer, got {settings.wish.generate.budget_tokens}",
-        hint="raise it, or lower max_tokens",
+        f"datasets.{settings.dataset}.generate: expected room for one prompt and its longest "
+        f"answer, got budget_tokens {generate.budget_tokens}, budget_usd {generate.budget_usd}",
+        hint="raise the budget, or lower max_tokens",
     )
 
 
@@ -233,6 +266,10 @@ def _metrics(
         "imported": sum(r.source == "imported" for r in responses),
         "new_responses": tally.new,
         "requests_sent": tally.requests_sent,
+        "maybe_billed": tally.maybe_billed,
+        "settled": tally.settled,
+        "abandoned": tally.abandoned,
+        "unexplained_usd": round(tally.key.get("unexplained_usd") or 0.0, 9),
         **{f"failures_{reason}": count for reason, count in sorted(tally.failures.items())},
         "truncated": sum(r.finish_reason == "length" for r in responses),
         "prompt_tokens": sum(r.prompt_tokens for r in responses),
@@ -256,6 +293,8 @@ def _summary(metrics: dict[str, float | int]) -> str:
         f"{metrics['truncated']} truncated",
         f"{metrics['duration_s']:.1f} s",
     ]
+    if metrics["unexplained_usd"]:
+        parts.append(f"${metrics['unexplained_usd']:.4f} of the key's use unexplained")
     if metrics["failed"]:
         parts.append(f"{metrics['failed']} failed")
     if metrics["skipped_for_budget"]:

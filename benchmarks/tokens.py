@@ -52,7 +52,6 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=40_000)
     parser.add_argument("--tokens", type=int, default=138_000_000)
     parser.add_argument("--tokenizer", type=Path, default=Path("models/target"), metavar="DIR")
-    parser.add_argument("--workers", type=int)
     given = parser.parse_args()
     if given.tokens < given.samples * 64:
         parser.error("expected at least 64 tokens a sample")
@@ -101,7 +100,7 @@ def lay_out(folder: Path, given: argparse.Namespace) -> None:
     kimi = (given.tokenizer / "tiktoken.model").is_file()
     params = yaml.safe_load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     params["target"]["codec"] = "kimi_k2_5" if kimi else "chatml"
-    params["runtime"] |= {"tracking": "off"} | ({"workers": given.workers} if given.workers else {})
+    params["runtime"] |= {"tracking": "off"}
     some = next(d for d in params["datasets"].values() if d["kind"] == "prompts")
     params["datasets"] = {NAME: some}
     params["merge"] |= {"sources": [NAME], "caps": {}, "max_tokens": 32_768}
@@ -125,7 +124,8 @@ def pairs_of(given: argparse.Namespace, codec: Codec) -> Iterator[tuple[Prompt, 
         tokens = LONG_TOKENS if is_long else (short if short > 0 else mean)
         length = int(tokens * source.uniform(0.8, 1.2) * chars_a_token)
         asked = int(length * PROMPT_SHARE)
-        yield pair_of(number, (window(text, asked, source), window(text, length - asked, source)), codec)
+        texts = window(text, asked, source), window(text, length - asked, source)
+        yield pair_of(number, texts, codec)
 
 
 def window(text: str, length: int, source: random.Random) -> str:

@@ -6,6 +6,8 @@ Run: python -m eyas.stages.reconstruct select=chat. Source: eyas.tokens.rebuild.
 """
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -13,14 +15,20 @@ from omegaconf import DictConfig
 
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
+from eyas.desk.workers import Recipe, num_workers, spread
 from eyas.errors import EyasError
-from eyas.files import read_records, write_jsonl
+from eyas.files import iter_records, write_jsonl
 from eyas.parquet import write_samples
-from eyas.records import Prompt, Response, Sample, Violation
+from eyas.records import Prompt, Response, Sample, Violation, outlined, packed
 from eyas.settings import Validate
 from eyas.tokens.audit import bill_metrics, truth_metrics
-from eyas.tokens.codecs import Codec, load_codec
+from eyas.tokens.codecs import load_codec
 from eyas.tokens.rebuild import NEAR, Rebuilt, rebuild_response, rebuild_trajectory
+
+Task = tuple[Prompt, Response | None]  # no response: a trajectory
+_WORTH_BYTES = (
+    8 << 20
+)  # of text: what two seconds of a core get through, as starting a worker takes
 
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
@@ -34,32 +42,69 @@ def work(params: Params) -> Report:
     name = params.value("select")
     rules = params.section("validate", Validate)
     kind = params.section(f"datasets.{name}.kind", str)
-    codec = load_codec(params.section("target.codec", str), Path("models/target"))
-    prompt_file = Path(f"data/prompts/{name}.jsonl")
-    prompts = read_records(prompt_file, Prompt, hint=f"run `dvc repro prepare@{name}`")
-    if kind == "trajectories":
-        rebuilt = [r for prompt in prompts for r in rebuild_trajectory(prompt, codec)]
-    else:
-        rebuilt = _rebuild_responses(name, prompts, codec, rules)
+    codec = params.section("target.codec", str)
+    tasks = _trajectories(name) if kind == "trajectories" else _answers(name)
+    processes = num_workers(_size_of(name), _WORTH_BYTES)
+    pairs = spread(Recipe(make=rebuilder, arguments=(codec, rules)), tasks, processes)
+    rebuilt: list[Rebuilt] = []
+    results = (result for _, results in pairs for result in results)
+    write_samples(Path(f"data/samples/{name}.parquet"), _samples(results, rebuilt))
     samples = [r.result for r in rebuilt if isinstance(r.result, Sample)]
     rejects = [r.result for r in rebuilt if isinstance(r.result, Violation)]
-    write_samples(Path(f"data/samples/{name}.parquet"), samples)
     write_jsonl(Path(f"data/samples/{name}.rejects.jsonl"), rejects)
     return _report(rebuilt, samples, rejects)
 
 
-def _rebuild_responses(
-    name: str, prompts: list[Prompt], codec: Codec, rules: Validate
-) -> list[Rebuilt]:
+def rebuilder(codec_name: str, rules: Validate) -> Callable[[Task], list[Rebuilt]]:
+    """Return the function that rebuilds one answer, or one trajectory; samples are packed."""
+    codec = load_codec(codec_name, Path("models/target"))
+
+    def rebuild(task: Task) -> list[Rebuilt]:
+        prompt, response = task
+        if response is None:
+            return [_with_ids(r, packed) for r in rebuild_trajectory(prompt, codec)]
+        return [_with_ids(rebuild_response(prompt, response, codec, rules), packed)]
+
+    return rebuild
+
+
+def _with_ids(one: Rebuilt, form: Callable[[Sample], Sample]) -> Rebuilt:
+    return replace(one, result=form(one.result)) if isinstance(one.result, Sample) else one
+
+
+def _samples(results: Iterable[Rebuilt], told: list[Rebuilt]) -> Iterator[Sample]:
+    """Yield the samples; every result goes into `told`, without ids, so that memory is bounded."""
+    for one in results:
+        if isinstance(one.result, Sample):
+            yield one.result
+        told.append(_with_ids(one, outlined))
+
+
+def _size_of(name: str) -> int:
+    paths = [Path(f"data/{kind}/{name}.jsonl") for kind in ("prompts", "responses")]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def _trajectories(name: str) -> Iterator[Task]:
+    return ((prompt, None) for prompt in _prompts(name))
+
+
+def _prompts(name: str) -> Iterator[Prompt]:
+    hint = f"run `dvc repro prepare@{name}`"
+    return iter_records(Path(f"data/prompts/{name}.jsonl"), Prompt, hint=hint)
+
+
+def _answers(name: str) -> Iterator[Task]:
     path = Path(f"data/responses/{name}.jsonl")
     hint = f"run `dvc repro generate@{name}`"
-    responses = read_records(path, Response, hint=hint)
-    if not responses:
+    by_id = {prompt.id: prompt for prompt in _prompts(name)}
+    response = None
+    for response in iter_records(path, Response, hint=hint):
+        if response.id not in by_id:
+            raise EyasError(f"{path}: answers prompt {response.id}, which is not there", hint=hint)
+        yield by_id[response.id], response
+    if response is None:
         raise EyasError(f"{path}: expected at least one response, got none", hint=hint)
-    by_id = {prompt.id: prompt for prompt in prompts}
-    if strangers := [r.id for r in responses if r.id not in by_id]:
-        raise EyasError(f"{path}: answers prompt {strangers[0]}, which is not there", hint=hint)
-    return [rebuild_response(by_id[r.id], r, codec, rules) for r in responses]
 
 
 def _report(rebuilt: list[Rebuilt], samples: list[Sample], rejects: list[Violation]) -> Report:

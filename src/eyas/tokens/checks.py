@@ -135,7 +135,7 @@ def violations_of(sample: Sample, context: Context) -> list[Violation]:
     return found
 
 
-def _body(reply: tuple[int, ...], context: Context) -> tuple[int, ...]:
+def _body(reply: Sequence[int], context: Context) -> Sequence[int]:
     """Return a reply without the stop id at its end."""
     return reply[:-1] if reply[-1] in context.codec.stop_ids else reply
 

@@ -177,7 +177,7 @@ def _trajectory_sample(prompt: Prompt, part: int, ids: list[int], spans: list[Sp
 
 
 def _is_empty(reply_ids: Sequence[int], codec: Codec) -> bool:
-    return not set(reply_ids) - set(codec.stop_ids)
+    return all(i in codec.stop_ids for i in reply_ids)
 
 
 def _flags(response: Response, evidence: Evidence) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.desk import markup
-from eyas.desk.words import UNKNOWN, number, percent, size
+from eyas.desk.words import UNKNOWN, number, percent, seconds, size
 from eyas.files import read_json
 
 FILE = Path("data/mixture/projection.json")
@@ -44,7 +44,7 @@ def _row(name: str, one: Figures, without: Figures | None) -> tuple[str, ...]:
 
 
 def _hours(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.3g} h"
+    return UNKNOWN if value is None else seconds(3600 * value)
 
 
 def _first(sizes: Mapping[str, int]) -> int:
@@ -59,7 +59,7 @@ def words_of(mixture: Figures) -> str:
 
 
 def caps_words(table: Figures) -> str:
-    """Return what caps, cuts and drops save: from all valid samples to the mixture."""
+    """Return what caps, cuts and drops save."""
     valid, mixture = table["all"]["valid"], table["all"]["mixture"]
     codec = next(iter(valid["bytes"]))
     return (

@@ -89,6 +89,19 @@ def plan(
         raise typer.Exit(1)
 
 
+@app.command("import")
+def import_(
+    dataset: Annotated[str, typer.Argument(help="Data set, as under conf/datasets")],
+    file: Annotated[Path, typer.Argument(help="JSONL of answers: id or messages, content, ...")],
+) -> None:
+    """Bring answers bought elsewhere into a data set's journal; they are not asked for again."""
+    from eyas.desk.importing import import_answers
+    from eyas.desk.params import read_params
+
+    for line in import_answers(read_params(), dataset, file).lines():
+        typer.echo(line)
+
+
 @app.command()
 def status(
     source: Annotated[

@@ -30,6 +30,7 @@ class Prompt:
     prompt_tokens: int
     partition: str  # short | long
     licence: str
+    conversation: str = ""  # what upstream split into several rows; empty: this row is whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,11 +55,30 @@ class Source:
     """Where a data set's upstream rows come from."""
 
     kind: str  # file | wheel | hub
-    path: str | None = None  # file, hub: a path; wheel: a path inside the package
+    path: str | None = None  # file: a path; wheel: one inside the package; hub: a pattern of files
     package: str | None = None  # wheel
     repo: str | None = None  # hub
     revision: str | None = None  # hub: full commit hash
-    split: str | None = None  # hub
+    split: str | None = None  # hub: streamed where no path is given
+    subset: str | None = None  # hub: of the split, where the data set has several
+    functions: str | None = None  # file, wheel: BFCL's function documents, for multi-turn rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSet:
+    """Prompts that something is measured on, so that none of them is trained on."""
+
+    schema: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A prompt is dropped if its users say so many words in a row that evaluation prompts say."""
+
+    num_words: int
+    heldout: bool  # compare with this data set's own held-out rows too
+    against: tuple[EvaluationSet, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +89,9 @@ class DatasetPrepare:
     max_rows: int | None
     partition: str | None  # null: by prompt length
     seed: int
+    max_upstream_rows: int | None = None  # read no further; null: all of them
+    near_duplicate_jaccard: float | None = None  # 0..1, share of common word runs; null: keep all
+    overlap: Overlap | None = None  # null: nothing is compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +230,8 @@ class Connection:
     timeout_s: float  # wall deadline of one request
     attempts: int  # at most, per row
     slots: int  # local: rows decoded together
-    confirm_above_usd: float | None = (
-        None  # a run expected to cost more waits for `eyas plan --yes`
-    )
+    confirm_above_usd: float | None = None  # above: waits for `eyas plan --yes`; null: never
+    cache_ttl_s: int | None = None  # OpenRouter keeps answers so long; null: not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 from eyas.errors import EyasError
 from eyas.generation.client import Client
 from eyas.generation.facts import Tally
-from eyas.generation.jobs import Wish, build_jobs
+from eyas.generation.jobs import Wish, build_body, build_jobs
 from eyas.generation.journal import Journal
 from eyas.generation.limits import Limits
 from eyas.generation.patience import Plan
@@ -278,3 +278,20 @@ def test_a_request_that_no_provider_takes_is_a_404() -> None:
 def test_an_impossible_simulation_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check_simulation(replace(QUIET, **changes))
+
+
+async def test_an_answer_out_of_the_cache_is_free_and_has_the_counts_of_the_billed_one(
+    serve: Serve, make_prompts: Make
+) -> None:
+    [job] = build_jobs(make_prompts(1), WISH)
+    body = orjson.dumps(build_body(job.prompt, job.sample, WISH))
+    url = serve(QUIET)
+    async with Client(url, key=None, connections=2, timeout_s=5.0, cache_ttl_s=600) as client:
+        first, second = await client.ask(body), await client.ask(body)
+    assert first.reply is not None
+    assert second.reply is not None
+    assert second.reply.content == first.reply.content
+    assert second.completion_tokens == first.completion_tokens
+    assert (second.cost_usd, first.cost_usd > 0) == (0.0, True)
+    assert second.usage is not None
+    assert second.usage["cached_from"] == first.reply.generation_id

@@ -204,6 +204,19 @@ def test_row_that_comes_upstream_moves_no_other_row() -> None:
     assert [p for p in more.heldout if p.id in known] == list(few.heldout)
 
 
+def test_parts_of_one_conversation_stay_on_one_side() -> None:
+    rows = [
+        ParsedRow(upstream_id=f"{i}_{part}", messages=(user(f"{i} {part}"),), conversation=f"{i}")
+        for i in range(60)
+        for part in range(3)
+    ]
+    found = select(rows, plan(heldout_permille=300), TARGET)
+    sides = [{prompt.conversation for prompt in side} for side in (found.prompts, found.heldout)]
+    assert not sides[0] & sides[1]
+    assert all(sides)
+    assert len(found.prompts) + len(found.heldout) == 180
+
+
 def test_heldout_share_is_what_was_asked() -> None:
     share = sum(is_heldout(row_id("d", str(i), ()), 120) for i in range(20000)) / 20000
     assert share == pytest.approx(0.12, abs=0.01)  # four standard deviations of a binomial draw

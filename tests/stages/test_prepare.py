@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 
-from eyas.desk.params import Params
+from eyas.desk.params import Params, check, compose
 from eyas.errors import EyasError
-from eyas.files import read_records
+from eyas.files import read_jsonl, read_records
+from eyas.prompts.schemas import SCHEMAS
 from eyas.prompts.selection import is_heldout
+from eyas.prompts.sources import read_rows
+from eyas.prompts.statistics import describe
 from eyas.records import Prompt, Violation
+from eyas.settings import Dataset
 from eyas.stages.prepare import work
 from eyas.tokens.codecs import load_codec
 from eyas.tokens.tokenizers import train_tokenizer
@@ -76,6 +80,7 @@ def test_prompts_heldout_and_rejects_are_written_and_add_up(place: Path) -> None
         "heldout": len(heldout),
         "not_selected": 44 - 4 - 20 - len(heldout),
         "prompt_tokens": sum(p.prompt_tokens for p in prompts),
+        **describe(prompts),
         "rejects_duplicate": 1,
         "rejects_no_messages": 1,
         "rejects_special_token_text": 1,
@@ -96,6 +101,78 @@ def test_second_run_writes_the_same_bytes(place: Path) -> None:
     first = [(place / out).read_bytes() for out in outs]
     work(params())
     assert [(place / out).read_bytes() for out in outs] == first
+
+
+def prepared(schema: str = "messages", **options: Any) -> dict[str, Any]:
+    return {"schema": schema, "max_rows": None, "partition": None, "seed": 0, **options}
+
+
+def written(name: str) -> list[dict[str, Any]]:
+    return list(read_jsonl(Path(f"data/{name}/mine.jsonl")))
+
+
+def test_screening_that_drops_nothing_leaves_every_byte_as_it_was(place: Path) -> None:
+    rows = [{"id": str(i), "prompt": f"{i} is what I ask about"} for i in range(40)]
+    write_rows(place, rows)
+    work(params())
+    outs = [place / f"data/{name}/mine.jsonl" for name in ("prompts", "heldout")]
+    first = [out.read_bytes() for out in outs]
+    overlap = {"num_words": 13, "heldout": True, "against": []}
+    metrics = work(params(prepare=prepared(near_duplicate_jaccard=0.9, overlap=overlap))).metrics
+    assert not any(name.startswith("rejects") for name in metrics)
+    assert [out.read_bytes() for out in outs] == first
+
+
+def test_prompts_like_one_another_or_like_a_benchmark_are_counted(place: Path) -> None:
+    words = " ".join(f"word{i}" for i in range(20))
+    known = [{"prompt": f"Known: {words}"}, {"prompt": None}]
+    lines = "".join(json.dumps(row) + "\n" for row in known)
+    (place / "known.jsonl").write_text(lines, encoding="utf-8")
+    rows = [{"id": str(i), "prompt": f"question {i}"} for i in range(40)]
+    rows += [
+        {"id": "copy", "prompt": f"Do you know {words}"},
+        {"id": "like", "prompt": "Question 0!"},
+    ]
+    write_rows(place, rows)
+    against = [{"schema": "messages", "source": {"kind": "file", "path": "known.jsonl"}}]
+    overlap = {"num_words": 13, "heldout": False, "against": against}
+    metrics = work(
+        params(heldout=0, prepare=prepared(near_duplicate_jaccard=0.8, overlap=overlap))
+    ).metrics
+    assert metrics["rejects_evaluation_overlap"] == 1
+    assert metrics["rejects_near_duplicate"] == 1
+    assert (metrics["rows_in"], metrics["prompts"]) == (42, 40)
+
+
+def test_conversation_is_written_only_where_rows_share_one(place: Path) -> None:
+    said = [{"from": "human", "value": "Hi"}]
+    rows = [{"id": f"{i}", "conversations": [said[0] | {"value": f"{i}?"}]} for i in range(9)]
+    write_rows(place, [*rows, *({"id": f"abc_{i}", "conversations": said} for i in (0, 2))])
+    work(params(prepare=prepared("sharegpt"), heldout=0))
+    shared = {line["upstream_id"]: line.get("conversation", "") for line in written("prompts")}
+    assert {name: key for name, key in shared.items() if key} == {"abc_0": "abc"}
+    assert read_records(Path("data/prompts/mine.jsonl"), Prompt)
+
+
+@pytest.mark.usefixtures("place")
+def test_upstream_rows_are_read_no_further_than_asked() -> None:
+    metrics = work(params(prepare=prepared(max_upstream_rows=25))).metrics
+    assert metrics["rows_in"] == 25
+
+
+def test_kimis_data_sets_name_known_schemas_and_no_movable_revision() -> None:
+    kimi = check(compose(["datasets=kimi", "partition=kimi"]))
+    for name in kimi.value("datasets"):
+        dataset = kimi.section(f"datasets.{name}", Dataset)
+        prepare = dataset.prepare
+        known = prepare.overlap.against if prepare.overlap else ()
+        assert {prepare.schema, *(other.schema for other in known)} <= set(SCHEMAS)
+        if dataset.kind == "prompts":
+            assert prepare.near_duplicate_jaccard is not None
+            assert known
+        if dataset.source.kind == "hub" and dataset.source.revision is None:
+            with pytest.raises(EyasError, match="expected a revision of 40 hex digits"):
+                next(read_rows(dataset.source))
 
 
 @pytest.mark.usefixtures("place")

@@ -209,6 +209,14 @@ def test_a_conversation_is_one_sample_with_a_span_a_reply(codec: ChatML, make_pr
     assert sample.completion_tokens_billed is None
 
 
+def test_samples_of_one_upstream_conversation_share_its_name(
+    codec: ChatML, make_prompt: Ask
+) -> None:
+    prompt = make_prompt(messages=(USER, SAID), conversation="abc")
+    (rebuilt,) = rebuild_trajectory(prompt, codec)
+    assert kept(rebuilt).conversation == "abc"
+
+
 class Forgetful:
     """A codec whose template tells only the last message, as Kimi's rewrites its history."""
 

@@ -180,7 +180,7 @@ def _plan_set(
         return SetPlan(name=name, note="trajectories; nothing is sent")
     if not path.is_file():
         return SetPlan(name=name, note=f"not prepared: run `dvc repro prepare@{name}`")
-    wish = _wish(params, dataset)
+    wish = wish_of(params, dataset)
     prompts = read_records(path, Prompt, hint=f"run `dvc repro -s prepare@{name}`")
     jobs = build_jobs(prompts, wish)
     if not jobs:
@@ -207,7 +207,8 @@ def _partition(job: Job) -> str:
     return job.prompt.partition
 
 
-def _wish(params: Params, dataset: Dataset) -> Wish:
+def wish_of(params: Params, dataset: Dataset) -> Wish:
+    """Return what a data set's requests have in common, as `generate` sends them."""
     endpoint = params.section("endpoint", Endpoint)
     from eyas.desk.local_endpoint import target_revision
 

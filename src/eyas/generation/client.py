@@ -46,7 +46,15 @@ def read_key(variable: str | None) -> str | None:
 class Client:
     """An endpoint of OpenRouter's form, asked without streaming."""
 
-    def __init__(self, url: str, *, key: str | None, connections: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None,
+        connections: int,
+        timeout_s: float,
+        cache_ttl_s: int | None = None,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EyasError(
@@ -60,7 +68,7 @@ class Client:
         transport = AiohttpTransport(limits=limits, proxy=_proxy(parts.scheme, parts.hostname))
         self._http = httpx.AsyncClient(
             transport=transport,
-            headers=_headers(key),
+            headers=_headers(key, cache_ttl_s),
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
         )
@@ -97,7 +105,22 @@ class Client:
             return self._lost(error, name)
         text = self._without_key(content.decode("utf-8", errors="replace"))
         outcome = classify(answer.status_code, answer.headers, text, now_s=time.time())
+        if source := answer.headers.get("x-openrouter-cache-source-id"):
+            return await self._counted(outcome, source)
         return dataclasses.replace(outcome, generation_id=name) if name else outcome
+
+    async def _counted(self, outcome: Outcome, source: str) -> Outcome:
+        """Give an answer out of the cache the counts of the generation that was billed for it.
+
+        A hit costs nothing and reports no tokens. Without the counts it is asked for again.
+        """
+        try:
+            data = await self.fetch(f"generation?id={source}")
+            counts = {k: int(data[f"native_tokens_{k}"]) for k in ("prompt", "completion")}
+        except (EyasError, KeyError, TypeError, ValueError) as error:
+            return lost("cache_without_counts", str(error), maybe_billed=False)
+        usage = {f"{k}_tokens": number for k, number in counts.items()} | {"cached_from": source}
+        return dataclasses.replace(outcome, usage=usage, cost_usd=0.0, generation_id=source)
 
     async def fetch(self, path: str) -> dict[str, Any]:
         """GET an address below the base URL and return its `data`.
@@ -135,8 +158,10 @@ class Client:
         return text.replace(self._key, "[key]") if self._key else text
 
 
-def _headers(key: str | None) -> dict[str, str]:
+def _headers(key: str | None, cache_ttl_s: int | None) -> dict[str, str]:
     headers = {"Content-Type": "application/json", "X-OpenRouter-Title": "eyas"}
+    if cache_ttl_s is not None:
+        headers |= {"X-OpenRouter-Cache": "true", "X-OpenRouter-Cache-TTL": str(cache_ttl_s)}
     return headers | ({"Authorization": f"Bearer {key}"} if key else {})
 
 

@@ -7,8 +7,9 @@ serves several times what uvicorn's pure one does, and a connection can be cut i
 import asyncio
 import dataclasses
 import logging
+import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -42,6 +43,7 @@ class _Market:
     shop: Shop
     loads: list[int]  # requests in flight, a provider each
     held_usd: float = 0.0  # price of all running requests at their max_tokens
+    cached: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # body -> reply
 
 
 def build_simulator(simulation: Simulation) -> web.Application:
@@ -115,22 +117,30 @@ async def _answer(
 ) -> web.StreamResponse:
     simulation = market.simulation
     body = _read(raw, simulation.model)
+    caching = request.headers.get("X-OpenRouter-Cache") == "true"
+    if caching and (kept := market.cached.get(raw)):
+        return _out_of_cache(kept)
     dice = dice_of(simulation, number)  # another try is another chance
     choice = _provider(market, body, dice)
     provider = simulation.providers[choice]
     fault = FAULTS[provider.broken] if provider.broken else fault_at(simulation, number, dice)
-    if fault is None and provider.capacity and market.loads[choice] >= provider.capacity:
+    if fault is None and _is_full(market, choice):
         fault = FAULTS["rate_limited"]
     if fault and fault.act == "say":
         await asyncio.sleep(_REFUSAL_S / simulation.time_scale)
         return _say(market, fault, provider.name)
-    return await _sell(market, request, body, choice, fault)
+    reply = await _sell(market, body, choice)
+    if isinstance(reply, web.Response):
+        return reply
+    if caching:
+        market.cached[raw] = reply
+    return await _deliver(request, reply, fault.act if fault else "say")
 
 
 async def _sell(
-    market: _Market, request: web.Request, body: Mapping[str, Any], choice: int, fault: Fault | None
-) -> web.StreamResponse:
-    """Answer, bill, and bring it over, whole or as the fault has it."""
+    market: _Market, body: Mapping[str, Any], choice: int
+) -> dict[str, Any] | web.Response:
+    """Answer and bill; or refuse where the money does not suffice."""
     simulation, seller = market.simulation, market.shop.sellers[choice]
     dice = dice_of(simulation, body.get("seed"), body["messages"])  # equal requests, equal replies
     answered = draw_answer(simulation, body, dice)
@@ -152,7 +162,11 @@ async def _sell(
         market.held_usd -= held_usd
         reply = books.completion(simulation.model, seller, answered)  # billed, wanted or not
         books.enter(market.shop.ledger, reply, latency_s=delay_s)
-    act = fault.act if fault else "say"
+    return reply
+
+
+async def _deliver(request: web.Request, reply: dict[str, Any], act: str) -> web.StreamResponse:
+    """Bring an answer over, whole or as the fault has it."""
     if act == "hang":
         await asyncio.sleep(_HANG_S)
     text = alter(act, reply)
@@ -160,6 +174,13 @@ async def _sell(
     if act == "cut":
         return await _cut(request, text, headers)
     return web.Response(body=text, content_type="application/json", headers=headers)
+
+
+def _out_of_cache(reply: dict[str, Any]) -> web.Response:
+    """Return an answer once more: free, without counts, and naming the one that was billed."""
+    usage = reply["usage"] | {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    body = reply | {"id": f"gen-{uuid.uuid4().hex}", "usage": usage | {"cost": 0.0}}
+    return _json(200, body, {"X-OpenRouter-Cache-Source-Id": reply["id"]})
 
 
 def _read(raw: bytes, model: str) -> dict[str, Any]:
@@ -170,9 +191,16 @@ def _read(raw: bytes, model: str) -> dict[str, Any]:
 
 
 def _provider(market: _Market, body: Mapping[str, Any], dice: Any) -> int:
-    providers = market.simulation.providers
-    left = eligible(providers, body.get("provider") or {}, int(body.get("max_tokens") or 0))
+    providers, wish = market.simulation.providers, body.get("provider") or {}
+    left = eligible(providers, wish, int(body.get("max_tokens") or 0))
+    if wish.get("allow_fallbacks", True):  # a full one is passed by, unless all are full
+        left = [i for i in left if not _is_full(market, i)] or left
     return dice.choices(left, [providers[i].share for i in left])[0]
+
+
+def _is_full(market: _Market, choice: int) -> bool:
+    capacity = market.simulation.providers[choice].capacity
+    return capacity is not None and market.loads[choice] >= capacity
 
 
 def _no_money(market: _Market, more_usd: float) -> Fault | None:

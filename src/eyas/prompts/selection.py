@@ -7,10 +7,11 @@ Source: docs/contracts.md (rows in = prompts + held out + rejects by reason + no
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from eyas.errors import EyasError
-from eyas.prompts.schemas import ParsedRow, Reject
+from eyas.prompts.rows import ParsedRow, Reject
+from eyas.prompts.screening import Screening, screens_of
 from eyas.records import Message, Prompt, Tool, Violation, canonical_json, row_id
 from eyas.settings import PartitionRule
 
@@ -31,6 +32,7 @@ class Plan:
     seed: int
     partition: str | None  # null: by prompt length
     partitions: Mapping[str, PartitionRule]
+    screening: Screening = field(default_factory=Screening)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ class Selection:
 
 
 def select(rows: Iterable[ParsedRow | Reject], plan: Plan, target: TargetFacts) -> Selection:
-    """Cut, check, deduplicate, hold out, order by a seeded hash, and keep the first `max_rows`.
+    """Cut, check, deduplicate, hold out, order by a seeded hash, screen, keep the first `max_rows`.
 
     Raises: EyasError for a plan with an unknown kind or partition, or without a licence.
     """
@@ -69,19 +71,19 @@ def select(rows: Iterable[ParsedRow | Reject], plan: Plan, target: TargetFacts) 
             found = _unless_seen(found, seen)
         if isinstance(found, Violation):
             rejects.append(found)
-        elif is_heldout(found.id, plan.heldout_permille):
+        elif is_heldout(found.conversation or found.id, plan.heldout_permille):
             heldout.append(_for_evaluation(found, target))
         else:
             kept.append(found)
     for side in (kept, heldout):
         side.sort(key=lambda prompt: (_fraction(f"order {plan.seed} {prompt.id}"), prompt.id))
-    prompts = kept if plan.max_rows is None else kept[: plan.max_rows]
+    prompts, refused = _screened(kept, heldout, plan)
     return Selection(
         rows_in=len(kept) + len(heldout) + len(rejects),
         prompts=tuple(prompts),
         heldout=tuple(heldout),
-        rejects=tuple(rejects),
-        not_selected=len(kept) - len(prompts),
+        rejects=(*rejects, *refused),
+        not_selected=len(kept) - len(prompts) - len(refused),
     )
 
 
@@ -134,6 +136,23 @@ def partition_of(tokens: int, partitions: Mapping[str, PartitionRule]) -> str | 
     return min(fitting)[2] if fitting else None
 
 
+def _screened(
+    kept: Sequence[Prompt], heldout: Sequence[Prompt], plan: Plan
+) -> tuple[list[Prompt], list[Violation]]:
+    """Return the first `max_rows` prompts that no screen refuses, and those refused before that."""
+    screens = screens_of(plan.screening, heldout)
+    prompts, refused = list[Prompt](), list[Violation]()
+    for prompt in kept:
+        if plan.max_rows is not None and len(prompts) >= plan.max_rows:
+            break
+        found = next((f for f in (screen(prompt) for screen in screens) if f is not None), None)
+        if found is None:
+            prompts.append(prompt)
+        else:
+            refused.append(_violation(plan, prompt.id, found.reason, found.detail))
+    return prompts, refused
+
+
 def _judge(
     number: int, row: ParsedRow | Reject, plan: Plan, target: TargetFacts
 ) -> Prompt | Violation:
@@ -167,6 +186,7 @@ def _judge(
         prompt_tokens=tokens,
         partition=partition,
         licence=plan.licence,
+        conversation=row.conversation,
     )
 
 

@@ -1,9 +1,12 @@
 """Read a data set's upstream rows from a file, an installed wheel, or the hub.
 
-Reads: JSON lines or one JSON array, whatever the file is called, plain or gzipped (.gz).
-Source: https://huggingface.co/docs/datasets/stream (hub rows are streamed, never stored whole).
+Reads: parquet, JSON lines or one JSON array, whatever the file is called; JSON also gzipped (.gz).
+Files of the hub are fetched once into its cache; a split is streamed and never stored whole.
+Source: https://huggingface.co/docs/datasets/stream,
+https://huggingface.co/docs/huggingface_hub/guides/download (a commit's files).
 """
 
+import fnmatch
 import gzip
 import importlib
 import importlib.util
@@ -17,10 +20,13 @@ from typing import Any
 import orjson
 
 from eyas.errors import EyasError
+from eyas.prompts.bfcl import with_functions
 from eyas.settings import Source
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 KINDS = "file | wheel | hub"
+_PARQUET = b"PAR1"
+_BATCH_ROWS = 256
 Opened = BufferedReader | gzip.GzipFile
 
 
@@ -29,14 +35,62 @@ def read_rows(source: Source) -> Iterator[Any]:
 
     Raises: EyasError if the source is not to be had, or its file is broken.
     """
+    rows = _rows_of(source)
+    if not source.functions:
+        return rows
+    files = read_functions(_located(source, source.functions))
+    return (with_functions(row, files) for row in rows)
+
+
+def read_file(path: Path) -> Iterator[Any]:
+    """Yield the rows of one file; what it holds is told by its first bytes.
+
+    Raises: EyasError naming the file, and the line, that cannot be read.
+    """
+    if not path.is_file():
+        raise EyasError(
+            f"{path}: no such file", hint="a data set's source.path counts from the repository"
+        )
+    try:
+        with _opened(path) as data:
+            if data.peek(len(_PARQUET))[: len(_PARQUET)] == _PARQUET:
+                yield from _read_parquet(path)
+            elif _is_array(data):
+                yield from _read_array(path, data)
+            else:
+                yield from _read_lines(path, data)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise EyasError(
+            f"{path}: broken gzip file ({error})", hint="fetch the file again"
+        ) from None
+
+
+def read_functions(path: Path) -> dict[str, list[Any]]:
+    """Return BFCL's function documents by file name: a folder of them, or rows of file, functions.
+
+    Raises: EyasError if there are none.
+    """
+    if path.is_dir():
+        return {file.name: list(read_file(file)) for file in sorted(path.glob("*.json"))}
+    rows = [row for row in read_file(path) if isinstance(row, dict)]
+    if not all(isinstance(row.get("functions"), list) for row in rows):
+        raise EyasError(f"{path}: expected rows of file, functions")
+    return {str(row.get("file")): row["functions"] for row in rows}
+
+
+def _rows_of(source: Source) -> Iterator[Any]:
     match source.kind:
-        case "file":
-            return _read_file(Path(_need(source, "path")))
-        case "wheel":
-            return _read_file(wheel_path(_need(source, "package"), _need(source, "path")))
+        case "file" | "wheel":
+            return read_file(_located(source, _need(source, "path")))
         case "hub":
             return _read_hub(source)
     raise EyasError(f"datasets.*.source.kind: expected {KINDS}, got '{source.kind}'")
+
+
+def _located(source: Source, path: str) -> Path:
+    if source.kind == "wheel":
+        return wheel_path(_need(source, "package"), path)
+    return Path(path)
 
 
 def wheel_path(package: str, path: str) -> Path:
@@ -51,29 +105,12 @@ def wheel_path(package: str, path: str) -> Path:
             hint="run `make install`",
         )
     found = Path(spec.submodule_search_locations[0]) / path
-    if not found.is_file():
+    if not found.exists():
         raise EyasError(
             f"{found}: no such file in package '{package}'",
             hint="check the data set's source.path, or reinstall with `make install`",
         )
     return found
-
-
-def _read_file(path: Path) -> Iterator[Any]:
-    if not path.is_file():
-        raise EyasError(
-            f"{path}: no such file", hint="a data set's source.path counts from the repository"
-        )
-    try:
-        with _opened(path) as data:
-            if _is_array(data):
-                yield from _read_array(path, data)
-            else:
-                yield from _read_lines(path, data)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise EyasError(
-            f"{path}: broken gzip file ({error})", hint="fetch the file again"
-        ) from None
 
 
 def _opened(path: Path) -> Opened:
@@ -110,33 +147,74 @@ def _read_lines(path: Path, lines: Opened) -> Iterator[Any]:
             ) from None
 
 
+def _read_parquet(path: Path) -> Iterator[Any]:
+    import pyarrow as pa  # here, so that other files are read without it
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as table:
+            for batch in table.iter_batches(batch_size=_BATCH_ROWS):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise EyasError(
+            f"{path}: broken parquet file ({error})", hint="fetch the file again"
+        ) from None
+
+
 def _read_hub(source: Source) -> Iterator[Any]:
-    repo, revision, split = (_need(source, name) for name in ("repo", "revision", "split"))
+    """Read the files that `path` names (a pattern), or else stream the split."""
+    repo = _need(source, "repo")
+    revision = source.revision or "null"
     if not _COMMIT.fullmatch(revision):
         raise EyasError(
             f"{repo}: expected a revision of 40 hex digits, got '{revision}'",
             hint="branches and tags move; copy the commit from the repository's history page",
         )
+    if not source.path and not source.split:
+        raise EyasError("datasets.*.source: kind 'hub' needs 'path' or 'split'")
     try:
-        datasets = importlib.import_module("datasets")
-    except ImportError:
-        raise EyasError(
-            f"{repo}: hub sources need the package 'datasets', which is not installed",
-            hint="pip install datasets",
-        ) from None
-    try:
-        yield from datasets.load_dataset(
-            repo,
-            data_files=source.path,
-            revision=revision,
-            split=split,
-            streaming=True,
-        )
+        yield from _hub_files(repo, revision, source.path) if source.path else _hub_split(source)
+    except EyasError:
+        raise
     except (OSError, ValueError) as error:
         raise EyasError(
             f"hub data set {repo} at {revision}: {error}",
             hint="check repo, split and path; gated sets need HF_TOKEN",
         ) from None
+
+
+def _hub_files(repo: str, revision: str, pattern: str) -> Iterator[Any]:
+    from huggingface_hub import snapshot_download  # here: slow to import
+
+    folder = Path(
+        snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=[pattern])
+    )
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    chosen = [p for p in paths if fnmatch.fnmatch(p.relative_to(folder).as_posix(), pattern)]
+    if not chosen:
+        raise EyasError(
+            f"hub data set {repo} at {revision}: no file is called '{pattern}'",
+            hint="see the repository's file list; a pattern like data/train-*.parquet will do",
+        )
+    for path in chosen:
+        yield from read_file(path)
+
+
+def _hub_split(source: Source) -> Iterator[Any]:
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError:
+        raise EyasError(
+            f"{source.repo}: splits of the hub need the package 'datasets', not installed",
+            hint="pip install datasets, or name the files in source.path",
+        ) from None
+    yield from datasets.load_dataset(
+        source.repo,
+        source.subset,
+        revision=source.revision,
+        split=source.split,
+        streaming=True,
+    )
 
 
 def _need(source: Source, name: str) -> str:

@@ -147,6 +147,7 @@ def ask_missing(jobs: Sequence[Job], journal: Journal, settings: Settings) -> Ta
             key=key,
             connections=max(settings.runtime.concurrency.values()),
             timeout_s=connection.timeout_s,
+            cache_ttl_s=connection.cache_ttl_s,
         )
         progress = stack.enter_context(Progress(title, status=Status(title)))
         return asyncio.run(_ask(client, jobs, journal, settings, progress))
@@ -236,6 +237,7 @@ def _metrics(
         "failed": failed,
         "skipped_for_budget": skipped,
         "resumed": tally.resumed,
+        "imported": sum(r.source == "imported" for r in responses),
         "new_responses": tally.new,
         "requests_sent": tally.requests_sent,
         **{f"failures_{reason}": count for reason, count in sorted(tally.failures.items())},

@@ -5,9 +5,12 @@ Writes: data/prompts/DS.jsonl, data/heldout/DS.jsonl, data/prompts/DS.rejects.js
 Run: python -m eyas.stages.prepare select=chat. Source: docs/contracts.md.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import hydra
 from omegaconf import DictConfig
@@ -16,10 +19,14 @@ from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_jsonl
+from eyas.prompts.rows import ParsedRow
 from eyas.prompts.schemas import parse_row
+from eyas.prompts.screening import Screening
 from eyas.prompts.selection import Plan, Selection, TargetFacts, check_plan, select
 from eyas.prompts.sources import read_rows
-from eyas.settings import DatasetPrepare, Heldout, PartitionRule, Source
+from eyas.prompts.statistics import describe
+from eyas.records import Prompt
+from eyas.settings import DatasetPrepare, EvaluationSet, Heldout, PartitionRule, Source
 from eyas.tokens.codecs import load_codec
 
 TARGET = Path("models/target")
@@ -44,11 +51,12 @@ def work(params: Params) -> Report:
     plan = _plan(params, name, prepare)
     check_plan(plan)
     target = _target(params.section("target.codec", str))
-    selection = select((parse_row(prepare.schema, row) for row in read_rows(source)), plan, target)
+    upstream = itertools.islice(read_rows(source), prepare.max_upstream_rows)
+    selection = select((parse_row(prepare.schema, row) for row in upstream), plan, target)
     reasons = Counter(violation.rule for violation in selection.rejects)
     _check_filled(name, source, selection, reasons)
-    write_jsonl(Path(f"data/prompts/{name}.jsonl"), selection.prompts)
-    write_jsonl(Path(f"data/heldout/{name}.jsonl"), selection.heldout)
+    write_jsonl(Path(f"data/prompts/{name}.jsonl"), _lines(selection.prompts))
+    write_jsonl(Path(f"data/heldout/{name}.jsonl"), _lines(selection.heldout))
     write_jsonl(Path(f"data/prompts/{name}.rejects.jsonl"), selection.rejects)
     return _report(source, selection, reasons)
 
@@ -63,7 +71,34 @@ def _plan(params: Params, name: str, prepare: DatasetPrepare) -> Plan:
         seed=prepare.seed,
         partition=prepare.partition,
         partitions=params.section("partition", dict[str, PartitionRule]),
+        screening=_screening(prepare),
     )
+
+
+def _screening(prepare: DatasetPrepare) -> Screening:
+    if prepare.overlap is None:
+        return Screening(near_duplicate_jaccard=prepare.near_duplicate_jaccard)
+    return Screening(
+        near_duplicate_jaccard=prepare.near_duplicate_jaccard,
+        passage_words=prepare.overlap.num_words,
+        against_heldout=prepare.overlap.heldout,
+        evaluation=tuple(row for known in prepare.overlap.against for row in _parsed(known)),
+    )
+
+
+def _parsed(known: EvaluationSet) -> Iterator[ParsedRow]:
+    """Yield the rows that can be read; a broken evaluation row has no prompt to be leaked."""
+    rows = (parse_row(known.schema, row) for row in read_rows(known.source))
+    return (row for row in rows if isinstance(row, ParsedRow))
+
+
+def _lines(prompts: Iterable[Prompt]) -> Iterator[dict[str, Any]]:
+    """Yield prompts as they are written: a conversation is named only where rows share one."""
+    for prompt in prompts:
+        line = asdict(prompt)
+        if not prompt.conversation:
+            del line["conversation"]
+        yield line
 
 
 def _target(codec_name: str) -> TargetFacts:
@@ -99,6 +134,7 @@ def _report(source: Source, selection: Selection, reasons: Mapping[str, int]) ->
         "heldout": len(selection.heldout),
         "not_selected": selection.not_selected,
         "prompt_tokens": tokens,
+        **describe(selection.prompts),
         **{f"rejects_{reason}": count for reason, count in sorted(reasons.items())},
     }
     summary = (

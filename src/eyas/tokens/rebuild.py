@@ -78,7 +78,7 @@ def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Va
         provider=response.provider,
         flags=(*_flags(response, evidence), *reply.flags),
         completion_tokens_billed=response.completion_tokens,
-        conversation=prompt.id,
+        conversation=prompt.conversation or prompt.id,
     )
     return Rebuilt(result=sample, evidence=evidence)
 
@@ -171,7 +171,7 @@ def _trajectory_sample(prompt: Prompt, part: int, ids: list[int], spans: list[Sp
         provider="imported",
         flags=(),
         completion_tokens_billed=None,
-        conversation=prompt.id,
+        conversation=prompt.conversation or prompt.id,
     )
     return Rebuilt(result=sample)
 

@@ -28,6 +28,13 @@ def test_what_an_item_raises_comes_out(processes: int) -> None:
         list(spread(READ_NUMBER, ["1", "no", "2"], processes))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_function_that_cannot_be_made_is_told_as_it_is(processes: int) -> None:
+    broken: Recipe[str, str] = Recipe(make=partial, arguments=("no function",))
+    with pytest.raises(TypeError, match="must be callable"):
+        list(spread(broken, ["1"], processes))
+
+
 def test_a_worker_that_is_killed_is_an_error_of_one_line() -> None:
     assert len(list(spread(RAISE_SIGNAL, [signal.SIGCHLD], 2))) == 1
     with pytest.raises(EyasError, match="a worker process has ended"):

@@ -5,6 +5,7 @@ at a time, so neither items nor results pile up, whoever is slower.
 """
 
 import ctypes
+import functools
 import os
 import signal
 import sys
@@ -25,7 +26,6 @@ _CHUNK_ITEMS = 16
 _CHUNKS_EACH = 2  # under way at a time: one at work, one that waits
 _MOST = 16  # a process takes about 200 MB
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_work: Callable[[Any], Any] | None = None  # of this worker; a pool has no other place for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,9 @@ class Recipe(Generic[T, R]):
 
     make: Callable[..., Callable[[T], R]]
     arguments: tuple[Any, ...]
+
+
+_recipe: Recipe[Any, Any] | None = None  # of this worker: a pool has no other place for it
 
 
 def num_workers(size_bytes: int, worth_bytes: int) -> int:
@@ -87,12 +90,19 @@ def end_with_parent() -> None:
 
 
 def _begin(recipe: Recipe[Any, Any]) -> None:
-    global _work
+    global _recipe
+    _recipe = recipe
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C: the stage says what it means
-    _work = recipe.make(*recipe.arguments)
+
+
+@functools.cache
+def _work() -> Callable[[Any], Any]:
+    """Make this worker's function: on use, since what `_begin` raises is not told."""
+    assert _recipe is not None
+    return _recipe.make(*_recipe.arguments)
 
 
 def _apply(chunk: list[Any]) -> list[Any]:
-    assert _work is not None
-    return [_work(item) for item in chunk]
+    work = _work()
+    return [work(item) for item in chunk]

@@ -92,6 +92,7 @@ def end_with_parent() -> None:
 def _begin(recipe: Recipe[Any, Any]) -> None:
     global _recipe
     _recipe = recipe
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would wait for the other workers
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C: the stage says what it means
 

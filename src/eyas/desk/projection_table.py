@@ -61,11 +61,12 @@ def words_of(mixture: Figures) -> str:
 def caps_words(table: Figures) -> str:
     """Return what caps, cuts and drops save."""
     valid, mixture = table["all"]["valid"], table["all"]["mixture"]
-    codec = next(iter(valid["bytes"]))
+    codec, speed = next(iter(valid["bytes"])), table.get("tokens_per_s")
+    rate = f", at {speed:,.0f} tokens a second" if speed else ""
     return (
         f"all valid samples would take {_hours(valid['hours'])} and "
         f"{size(valid['bytes'][codec])} in {codec}; the mixture takes {_hours(mixture['hours'])} "
-        f"and {size(mixture['bytes'][codec])}"
+        f"and {size(mixture['bytes'][codec])}{rate}"
     )
 
 

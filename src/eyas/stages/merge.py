@@ -64,8 +64,9 @@ def work(params: Params) -> Report:
     mixed: dict[str, Extent] = {}
     for name, samples in (("train", mixture.train), ("val", mixture.val)):
         write_samples(OUT / f"{name}.parquet", metered(samples, mixed, final_rows))
-    table = project(valid, mixed, costs, rate_at(tokens_per_s(settings)))
-    table["vocabulary"] = _write_counts(mixture.train)
+    speed = tokens_per_s(settings)
+    table = project(valid, mixed, costs, rate_at(speed))
+    table |= {"tokens_per_s": speed, "vocabulary": _write_counts(mixture.train)}
     write_json(OUT / "projection.json", table)
     log.info("%s", projection_table.text_of(table))
     return _report(mixture, table, mixed, settings)

@@ -3,7 +3,8 @@
 Makes prompts and honestly billed responses out of this repository's own text, then runs the three
 stages as DVC does, each a process of its own. One sample in 14 is 16,000 tokens long, the others
 have like lengths; random windows of text make up every one. With Kimi's tokenizer the responses
-have reasoning. Prints one JSON line; tokens/s is over both stages, their start included.
+have reasoning. Prints one JSON line: tokens/s is over reconstruct and validate, their start
+included; the load average tells whether the cores were free.
 
 Run: python benchmarks/tokens.py --samples 40000 --tokens 138000000 --tokenizer ../shared/kimi
 """
@@ -34,6 +35,11 @@ NAME = "synthetic"
 LONG_EVERY, LONG_TOKENS = 14, 16_000
 PROMPT_SHARE = 0.3  # of a sample's tokens
 POLL_S = 0.1
+METRICS = {
+    "reconstruct": f"reconstruct-{NAME}",
+    "validate": f"validate-{NAME}",
+    "merge": "merge",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +73,6 @@ def main() -> None:
     print(json.dumps(line_of(stages, counts)))
 
 
-METRICS = {
-    "reconstruct": f"reconstruct-{NAME}",
-    "validate": f"validate-{NAME}",
-    "merge": "merge",
-}
-
-
 def line_of(stages: dict[str, Ran], counts: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Return the figures; the two stages see all tokens, merge those that are valid."""
     both = [stages["reconstruct"], stages["validate"]]
@@ -86,6 +85,8 @@ def line_of(stages: dict[str, Ran], counts: dict[str, dict[str, Any]]) -> dict[s
         "tokens_per_cpu_s": round(tokens / sum(r.cpu_s for r in both)),
         "peak_rss_process_mib": max(r.peak_process for r in stages.values()) // mib,
         "peak_rss_all_mib": max(r.peak_all for r in stages.values()) // mib,
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 1),
         "merge_minutes": round(stages["merge"].wall_s / 60, 3),
         **{f"{name}_s": round(r.wall_s, 2) for name, r in stages.items()},
         **{f"{name}_cpu_s": round(r.cpu_s, 2) for name, r in stages.items()},

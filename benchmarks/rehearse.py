@@ -165,7 +165,7 @@ def total(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Print the table, and a JSON line for each data set."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--time-scale", type=float, default=20.0)
+    parser.add_argument("--time-scale", type=float, default=15.0)
     parser.add_argument("--sets", nargs="*", help="some of the data sets")
     parser.add_argument("--rows", type=int, help="at most so many prompts of each")
     parser.add_argument("--no-budget", action="store_true")

@@ -56,6 +56,16 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_swift_write_replaces_the_file_and_never_fails(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    files.write_swiftly(path, b"1")
+    files.write_swiftly(path, b"2")
+    assert path.read_bytes() == b"2"
+    assert [p.name for p in path.parent.iterdir()] == ["b.json"]
+    files.write_swiftly(path / "below a file", b"3")
+    assert path.read_bytes() == b"2"
+
+
 def test_records_come_back_from_jsonl_as_they_went(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "rows.jsonl"
     rows = [PROMPT, replace(PROMPT, id="b")]

@@ -15,7 +15,8 @@ NOT_RUN = {
     "make test": "it is running",
     "make ui": "a server that does not end",
     "export OPENROUTER_API_KEY=...": "a real key",
-    "dvc exp run -S endpoint=openrouter -S endpoint.model=moonshotai/kimi-k2.5": "a real key",
+    "make rehearse": "ten minutes; tests/generation/test_simulator.py asks the same market",
+    "dvc exp run -S experiment=kimi_k2_5": "a real key, and 555 GiB of weights",
     "dvc exp run -S train.lr=2e-4": "tests/test_repro.py runs its like",
     "dvc exp run -S experiment=tiny": "the copy is the tiny experiment already",
 }

@@ -88,6 +88,7 @@ def test_a_plan_tells_what_is_to_come_and_what_it_does_not_know(tree: dict[str, 
     assert "not prepared: run `dvc repro prepare@tools`" in text
     assert "no answer yet: 5-25-100 % of max_tokens" in text
     assert "trajectories; nothing is sent" in text
+    assert "hidden states of the new tokens: 491 MB" in text  # 4 + 4 * 2 * 576 bytes a token
     assert desk.to_dict(plan)["needs_yes"] is False
 
 

@@ -26,6 +26,9 @@ def test_a_stage_writes_its_metrics_and_says_one_line(
     run_stage("prepare", lambda _: Report(summary="3 rows", metrics={"rows_in": 3}), config)
     assert json.loads(Path("metrics/prepare-chat.json").read_text()) == {"rows_in": 3}
     assert capsys.readouterr().out == "prepare@chat: 3 rows\n"
+    status = json.loads(Path("var/status/prepare-chat.json").read_text())
+    assert (status["stage"], status["dataset"]) == ("prepare", "chat")
+    assert (status["state"], status["reason"]) == ("done", "3 rows")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,7 @@ def test_an_error_of_the_user_is_one_line_and_no_metrics(
         run_stage("prepare", work, config)
     assert words in str(caught.value)
     assert not Path("metrics").exists()
+    assert json.loads(Path("var/status/prepare-chat.json").read_text())["state"] == "failed"
 
 
 def test_a_defect_of_ours_keeps_its_traceback(config: DictConfig) -> None:

@@ -177,8 +177,10 @@ async def test_an_odd_answer_is_an_answer(
     serve: Serve, make_prompts: Make, tmp_path: Path, fault: str
 ) -> None:
     simulation = replace(QUIET, faults={fault: 1.0})
-    tally, _ = await run_all(serve(simulation), make_prompts(5), tmp_path)
+    tally, books = await run_all(serve(simulation), make_prompts(5), tmp_path)
     assert (tally.new, dict(tally.failures)) == (5, {})
+    assert tally.new_completion_tokens == books["completion_tokens"]
+    assert tally.key["unexplained_usd"] == pytest.approx(0.0)
 
 
 async def test_a_hang_ends_at_the_deadline_and_is_told_as_maybe_billed(

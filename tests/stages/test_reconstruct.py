@@ -10,7 +10,7 @@ import pytest
 
 from eyas.desk.params import Params
 from eyas.errors import EyasError
-from eyas.files import read_records, write_jsonl
+from eyas.files import read_json, read_records, write_jsonl
 from eyas.parquet import read_samples
 from eyas.records import Prompt, Response, Violation
 from eyas.stages import reconstruct
@@ -28,6 +28,8 @@ RULES = {
 }
 SAMPLES = Path("data/samples/chat.parquet")
 REJECTS = Path("data/samples/chat.rejects.jsonl")
+PROVIDERS = Path("data/samples/chat.providers.json")
+FILES = (SAMPLES, REJECTS, PROVIDERS)
 Answer = Callable[..., Response]
 
 
@@ -142,8 +144,34 @@ def test_a_second_run_writes_the_same_bytes(answer: Answer) -> None:
     digests = []
     for _ in range(2):
         work(params())
-        digests.append([hashlib.sha256(p.read_bytes()).hexdigest() for p in (SAMPLES, REJECTS)])
+        digests.append([hashlib.sha256(p.read_bytes()).hexdigest() for p in FILES])
     assert digests[0] == digests[1]
+
+
+def test_providers_are_found_out_and_told(answer: Answer) -> None:
+    asked = prompts(*[[ASKED]] * 60)
+    short = answer(asked[0])
+    tokens = {"prompt_tokens": short.prompt_tokens, "completion_tokens": short.completion_tokens}
+    stopless = tokens | {"completion_tokens": tokens["completion_tokens"] - 1, "provider": "B"}
+    other = tokens | {"prompt_tokens": tokens["prompt_tokens"] + 9, "provider": "Acme AI"}
+    bills = [tokens, stopless, other]
+    answers = [answer(p, **bills[i % 3]) for i, p in enumerate(asked)]
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked)
+    write_jsonl(Path("data/responses/chat.jsonl"), answers)
+    report = work(params())
+    accounts = read_json(PROVIDERS)
+    rules = {name: account["evidence"]["rule"] for name, account in accounts.items()}
+    assert {name: rule["offset"] for name, rule in rules.items()} == {
+        "Acme AI": 0,
+        "B": -1,
+        "local": 0,
+    }
+    assert [name for name, rule in rules.items() if rule["rejected"]] == ["Acme AI"]
+    assert [accounts[name]["exact"] for name in ("Acme AI", "B", "local")] == [0, 20, 20]
+    assert accounts["Acme AI"]["rejected"] == {"provider_template": 20}
+    assert report.metrics["rejects_provider_template"] == 20
+    assert "provider 'Acme AI': prompts billed otherwise than rendered" in report.summary
+    assert report.artifacts == (PROVIDERS,)
 
 
 def test_trajectories_need_no_response_and_claim_no_bill(codec: Codec) -> None:

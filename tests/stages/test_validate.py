@@ -9,7 +9,7 @@ import pytest
 
 from eyas.desk.params import Params
 from eyas.errors import EyasError
-from eyas.files import read_records, write_jsonl
+from eyas.files import read_records, write_json, write_jsonl
 from eyas.parquet import read_samples, write_samples
 from eyas.records import Sample, Violation
 from eyas.stages import validate
@@ -56,9 +56,13 @@ OPEN = sample("open", 50, 51)
 EARLIER = Violation(id="p9", dataset="chat", rule="count_mismatch", detail="billed 9, rebuilt 4")
 
 
-def given_files(samples: list[Sample], earlier: list[Violation]) -> None:
+def given_files(
+    samples: list[Sample], earlier: list[Violation], accounts: dict[str, Any] | None = None
+) -> None:
     write_samples(Path("data/samples/chat.parquet"), samples)
     write_jsonl(Path("data/samples/chat.rejects.jsonl"), earlier)
+    write_json(Path("data/samples/chat.providers.json"), accounts or {})
+    write_jsonl(Path("data/prompts/chat.jsonl"), [])
 
 
 def params(**changes: Any) -> Params:
@@ -136,3 +140,30 @@ def test_two_processes_write_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch) -
         runs.append((report, VALID.read_bytes(), REJECTS.read_bytes()))
     assert runs[0] == runs[1]
     assert runs[0][0].metrics["rows_out"] == 30
+
+
+def test_providers_are_told_by_name_in_the_metrics() -> None:
+    account = {
+        "replies": 3,
+        "exact": 2,
+        "near": 0,
+        "rejected": {"count_mismatch": 1},
+        "billed_tokens": 1000,
+        "offset_tokens": 3,
+        "rebuilt_tokens": 995,
+        "evidence": {"rule": {"offset": 1, "rejected": None}},
+    }
+    given_files([GOOD, LOOP], [EARLIER], {"local": account})
+    m = work(params(min_accepted_share=0.3)).metrics
+    assert (m["provider_local_replies"], m["provider_local_exact"]) == (3, 1)
+    assert (m["provider_local_rejected"], m["provider_local_offset_tokens"]) == (2, 1)
+    assert m["billing_difference_percent"] == 0.2
+    assert m["providers_rejected"] == 0
+
+
+def test_the_gate_names_every_provider_that_was_rejected() -> None:
+    account = {"evidence": {"rule": {"rejected": "provider 'Bolt': another prompt template"}}}
+    given_files([GOOD], [EARLIER] * 3, {"Bolt": account})
+    with pytest.raises(EyasError) as caught:
+        work(params())
+    assert str(caught.value).splitlines()[-2] == "  provider 'Bolt': another prompt template"

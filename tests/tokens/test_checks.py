@@ -1,6 +1,6 @@
 """The structural rules, each by a sample that breaks it alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,6 +52,7 @@ def test_a_sound_sample_breaks_no_rule(
         ({"spans": ((3, 7),)}, "spans"),
         ({"spans": ((4, 6), (1, 3))}, "spans"),
         ({"spans": ((1, 4), (3, 6))}, "spans"),
+        ({"spans": ((1, 3), (5, 6))}, "says_something"),
         ({"spans": ((3, 5),)}, "ends_with_stop"),
         ({"spans": ((1, 3), (3, 5)), "flags": ("truncated",)}, "ends_with_stop"),
         ({"input_ids": (1, 40, 41, 1, 43, 2)}, "no_special_inside"),
@@ -75,6 +76,9 @@ def test_a_cut_reply_needs_no_stop_id(context: Context, make_sample: MakeSample)
         ("lost � here", "no_replacement_character", "U+FFFD in 'lost � here'"),
         ("so <|im_end|> it is", "no_leaked_marker", "'<|im_end|>' as text"),
         ("<think> no", "no_leaked_marker", "'<think>' as text"),
+        ("a <|tool_calls_section_begin|> b", "no_leaked_marker", "section_begin|>' as text"),
+        ("end\n: OPENROUTER PROCESSING\n", "no_api_fragment", "': OPENROUTER PROCESSING' in"),
+        ('{"id":"gen-1","choices":[]}', "no_api_fragment", "gen-' in the text"),
         ("the dog the dog the dog the dog", "no_repetition_loop", "a period of"),
     ],
 )
@@ -84,6 +88,53 @@ def test_a_faulty_text_is_found_and_shown(
     (violation,) = violations_of(saying(codec, make_sample, text), context)
     assert (violation.rule, violation.severity) == (rule, "reject")
     assert shown in violation.detail
+
+
+class Calling(ChatML):
+    """A codec whose replies are one call with the text as its arguments."""
+
+    def __init__(self, codec: ChatML) -> None:
+        vars(self).update(vars(codec))
+        self.markup_ids = frozenset({43})
+
+    def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
+        return f"cut {is_cut}" if 43 in ids else None
+
+    def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
+        text = super().parse_reply(ids).content
+        call = {"id": "f:0", "function": {"name": "f", "arguments": text}}
+        return ReplyParts(content=None, tool_calls=(call,))
+
+
+def test_faulty_arguments_are_a_flag_and_hide_no_other_rule(
+    codec: ChatML, rules: Validate, make_sample: MakeSample
+) -> None:
+    schema = {"type": "object", "required": ["x"]}
+    tools = {"p1": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+    context = Context(codec=Calling(codec), rules=replace(rules, drop_loops=False), tools=tools)
+    (violation,) = violations_of(saying(codec, make_sample, "{}"), context)
+    assert (violation.rule, violation.severity) == ("arguments_fit", "flag")
+    assert violation.detail == "f: arguments: 'x' is missing"
+    other = saying(codec, make_sample, "{}", conversation="p2")
+    assert violations_of(other, context) == []
+    looping = saying(codec, make_sample, "the dog the dog the dog the dog")
+    assert rules_broken(looping, context) == ["no_repetition_loop", "arguments_fit"]
+
+
+def test_markup_is_judged_reply_by_reply_and_only_the_last_may_be_cut(
+    codec: ChatML, rules: Validate, make_sample: MakeSample
+) -> None:
+    context = Context(codec=Calling(codec), rules=rules)
+    first = make_sample(
+        input_ids=(1, 43, 40, 2, 1, 41), spans=((1, 4), (5, 6)), flags=("truncated",)
+    )
+    assert [v.detail for v in violations_of(first, context)] == ["cut False"]
+    last = make_sample(
+        input_ids=(1, 40, 2, 1, 41, 43), spans=((1, 3), (4, 6)), flags=("truncated",)
+    )
+    assert [v.detail for v in violations_of(last, context)] == ["cut True"]
+    silent = make_sample(input_ids=(1, 43, 2), spans=((1, 3),))
+    assert rules_broken(silent, context) == ["says_something"]
 
 
 def test_a_loop_is_a_flag_where_loops_are_kept(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.errors import EyasError
-from eyas.records import Prompt, Response, Sample
+from eyas.records import Prompt, Response, Sample, Violation
 from eyas.settings import Validate
 from eyas.tokens.codecs import _LOADERS, ReplyParts, load_codec
 from eyas.tokens.codecs.kimi import NEEDED, Kimi, load_kimi
@@ -67,6 +67,19 @@ def test_a_reply_comes_back_from_its_ids(release: str, reply: ReplyParts) -> Non
     assert ids[-1] == END
     assert not codec.special_ids & set(ids[:-1])
     assert set(ids[:-1]) - codec.markup_ids <= set(range(256))
+
+
+@pytest.mark.parametrize("release", ["kimi_k2_5", "kimi_k2_5_instant", "kimi_k2_thinking"])
+@given(reply=replies)
+def test_a_reply_has_its_markup_in_order_and_so_has_every_beginning(
+    release: str, reply: ReplyParts
+) -> None:
+    codec = CODECS[release]
+    if not RELEASES[release].thinking:
+        reply = ReplyParts(content=reply.content, tool_calls=reply.tool_calls)
+    ids = codec.reply_ids(reply, "stop")[:-1]
+    assert codec.markup_fault(ids, is_cut=False) is None
+    assert all(codec.markup_fault(ids[:end], is_cut=True) is None for end in range(len(ids)))
 
 
 @given(reply=replies)
@@ -230,6 +243,26 @@ def rebuild(
             spelled(b"R", "</think>", b"A", "<|im_end|>"),
             ("raw_reasoning",),
         ),
+        (
+            {
+                "content": None,
+                "tool_calls": (call_of("f:0", '{"a":1}'),),
+                "finish_reason": "tool_calls",
+            },
+            18,
+            spelled(
+                "</think>",
+                SECTION,
+                CALL,
+                b"f:0",
+                ARGUMENTS,
+                b'{"a": 1}',
+                CALL_END,
+                SECTION_END,
+                "<|im_end|>",
+            ),
+            ("arguments_respelled",),
+        ),
     ],
 )
 def test_a_response_is_put_right_and_its_sample_says_so(
@@ -239,6 +272,20 @@ def test_a_response_is_put_right_and_its_sample_says_so(
     ((start, end),) = sample.spans
     assert list(sample.input_ids[start:end]) == ids
     assert sample.flags == flags
+
+
+@pytest.mark.parametrize("said", [{"content": ""}, {"content": None, "reasoning": ""}])
+def test_markers_without_a_word_are_an_empty_reply(
+    rules: Validate,
+    make_prompt: Callable[..., Prompt],
+    make_response: Callable[..., Response],
+    said: dict[str, Any],
+) -> None:
+    prompt = make_prompt()
+    response = make_response(prompt, completion_tokens=2, **said)
+    result = rebuild_response(prompt, response, K2_5, rules).result
+    assert isinstance(result, Violation)
+    assert result.rule == "empty_reply"
 
 
 def test_every_release_can_be_named_as_a_codec(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from eyas.tokens.codecs import ReplyParts
-from eyas.tokens.codecs.kimi_reply import normalise
+from eyas.tokens.codecs.kimi_reply import normalise, order_fault
 
 SECTION, SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 
@@ -132,3 +132,61 @@ def test_a_servers_own_call_ids_are_replaced_by_the_targets_form() -> None:
 def test_with_thinking_off_tags_are_prose() -> None:
     given = ReplyParts(content="<think>R</think>A")
     assert normalise(given, thinking=False) == given
+
+
+NAMES = {
+    "T": "<think>",
+    "t": "</think>",
+    "S": SECTION,
+    "C": "<|tool_call_begin|>",
+    "A": "<|tool_call_argument_begin|>",
+    "E": "<|tool_call_end|>",
+    "s": SECTION_END,
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "whole", "cut"),
+    [
+        ("t", True, True),
+        ("tSCAEs", True, True),
+        ("tSCAECAEs", True, True),
+        ("SCAEs", True, True),
+        ("", False, True),
+        ("tS", False, True),
+        ("tSCAECA", False, True),
+        ("SCAE", False, True),
+        ("tt", False, False),
+        ("tSs", False, False),
+        ("SCAEst", False, False),
+        ("tSCAEsSCAEs", False, False),
+        ("tSAE", False, False),
+        ("Tt", False, False),
+    ],
+)
+def test_markers_follow_one_another_and_a_cut_ends_anywhere(
+    word: str, whole: bool, cut: bool
+) -> None:
+    markers = [NAMES[letter] for letter in word]
+    for is_cut, sound in ((False, whole), (True, cut)):
+        fault = order_fault(markers, opens=False, thinking=True, is_cut=is_cut)
+        assert (fault is None) is sound, fault
+
+
+@pytest.mark.parametrize(
+    ("word", "opens", "thinking", "fault"),
+    [
+        ("Tt", True, True, None),
+        ("TSCAEs", True, True, None),
+        ("t", True, True, "out of order or not closed: </think>"),
+        ("", True, True, "out of order or not closed: no </think>"),
+        ("", False, False, None),
+        ("SCAEs", False, False, None),
+        ("t", False, False, "out of order or not closed: </think>"),
+    ],
+)
+def test_the_reasoning_to_close_depends_on_the_prompt(
+    word: str, opens: bool, thinking: bool, fault: str | None
+) -> None:
+    markers = [NAMES[letter] for letter in word]
+    assert order_fault(markers, opens=opens, thinking=thinking, is_cut=False) == fault

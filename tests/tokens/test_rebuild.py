@@ -15,6 +15,7 @@ from eyas.settings import Validate
 from eyas.tokens.audit import truth_metrics
 from eyas.tokens.codecs import ReplyParts
 from eyas.tokens.codecs.chatml import ChatML, load_chatml
+from eyas.tokens.providers import ProviderRule
 from eyas.tokens.rebuild import Rebuilt, rebuild_response, rebuild_trajectory
 
 Make = Callable[..., Response]
@@ -189,6 +190,59 @@ def test_other_ids_than_those_sampled_are_flagged_and_told_as_silent_or_caught(
     }
 
 
+def test_a_providers_rule_undoes_its_white_space_and_its_offset(
+    codec: ChatML, rules: Validate, make_prompt: Ask, make_response: Make
+) -> None:
+    prompt = make_prompt()
+    honest = make_response(prompt)
+    plain = kept(rebuild_response(prompt, honest, codec, rules))
+    given = replace(
+        honest,
+        content=" It is 144. ",
+        completion_tokens=honest.completion_tokens - 1,
+        prompt_tokens=honest.prompt_tokens + 2,
+    )
+    edits = (("content_start", "strip_space"), ("content_end", "strip_space"))
+    rule = ProviderRule(edits=edits, offset=-1, prompt_offset=2)
+    rebuilt = rebuild_response(prompt, given, codec, rules, rule)
+    assert kept(rebuilt).input_ids == plain.input_ids
+    assert kept(rebuilt).flags == ()
+    assert rebuilt.evidence is not None
+    assert (rebuilt.evidence.count_delta, rebuilt.evidence.prompt_delta) == (0, 0)
+    assert rejected(rebuild_response(prompt, given, codec, rules)).rule == "prompt_mismatch"
+    over = replace(given, completion_tokens=honest.completion_tokens)
+    violation = rejected(rebuild_response(prompt, over, codec, rules, rule))
+    billed = honest.completion_tokens
+    assert violation.detail == f"billed {billed} tokens, rebuilt {billed}, k = -1"
+
+
+def test_no_reply_of_a_rejected_provider_is_kept(
+    codec: ChatML, rules: Validate, make_prompt: Ask, make_response: Make
+) -> None:
+    prompt = make_prompt()
+    rule = ProviderRule(rejected="provider 'Acme': another prompt template")
+    rebuilt = rebuild_response(prompt, make_response(prompt), codec, rules, rule)
+    assert rejected(rebuilt).rule == "provider_template"
+    assert rejected(rebuilt).detail == "provider 'Acme': another prompt template"
+    assert rebuilt.evidence is not None
+
+
+def test_an_imported_answer_with_true_ids_is_not_rebuilt(
+    codec: ChatML, rules: Validate, make_prompt: Ask, make_response: Make
+) -> None:
+    prompt = make_prompt()
+    answer = make_response(
+        prompt, source="imported", content="other text", true_ids=(7, 8, 2), completion_tokens=99
+    )
+    rebuilt = rebuild_response(prompt, answer, codec, rules)
+    assert kept(rebuilt).input_ids[-3:] == (7, 8, 2)
+    assert rebuilt.evidence is None
+    cut = rebuild_response(prompt, replace(answer, finish_reason="length"), codec, rules)
+    assert kept(cut).flags == ("truncated",)
+    unknown = rebuild_response(prompt, replace(answer, true_ids=None), codec, rules)
+    assert rejected(unknown).rule == "count_mismatch"
+
+
 USER = {"role": "user", "content": "What is 12 times 12?"}
 SAID = {"role": "assistant", "content": "It is 144."}
 MORE = {"role": "user", "content": "and the dog?"}
@@ -236,6 +290,9 @@ class Forgetful:
 
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
         return ReplyParts(content=bytes(ids[:-1]).decode())
+
+    def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
+        return None
 
     def has_special_text(self, text: str) -> bool:
         return False

@@ -29,7 +29,7 @@ from eyas.generation.market import Offer
 from eyas.generation.preflight import survey, without_too_long
 from eyas.generation.purse import key_left_usd
 from eyas.records import Prompt
-from eyas.settings import Dataset, Endpoint, PartitionRule, Runtime, Sampling
+from eyas.settings import Dataset, Endpoint, Extract, PartitionRule, Runtime, Sampling
 
 JOURNAL = Path("var/journal")
 EXTRACT = Path("metrics/extract.json")
@@ -57,7 +57,7 @@ class ProjectPlan:
     minutes: float
     key_left_usd: float | None
     confirm_above_usd: float | None
-    state_bytes_per_token: int | None
+    state_bytes_per_token: float | None
     extract_tokens_per_s: float | None
 
     @property
@@ -80,14 +80,16 @@ def make_plan(params: Params) -> ProjectPlan:
     known = _known_lengths(names)
     sets = tuple(_plan_set(params, name, offers, known, runtime) for name in names)
     foretold = [one.foretold for one in sets if one.foretold]
+    tokens = _sum([f.tokens for f in foretold])
+    replies = sum(f.completion_tokens[1] for f in foretold)
     return ProjectPlan(
         sets=sets,
         usd=_sum([f.usd for f in foretold]),
-        tokens=_sum([f.tokens for f in foretold]),
+        tokens=tokens,
         minutes=sum(f.minutes for f in foretold),
         key_left_usd=left_usd,
         confirm_above_usd=runtime.connection.confirm_above_usd,
-        state_bytes_per_token=_state_bytes(),
+        state_bytes_per_token=_state_bytes(params, replies / max(tokens[1], 1)),
         extract_tokens_per_s=read_json(EXTRACT)["tokens_per_s"] if EXTRACT.is_file() else None,
     )
 
@@ -162,9 +164,7 @@ def _states_line(plan: ProjectPlan) -> str:
     size = words.size(plan.tokens[1] * plan.state_bytes_per_token)
     speed = plan.extract_tokens_per_s
     time = words.seconds(plan.tokens[1] / speed) if speed else "unmeasured"
-    return (
-        f"hidden states of the new tokens: {size} in bf16; extraction {time} at this machine's rate"
-    )
+    return f"hidden states of the new tokens: {size}; extraction: {time} at this machine's rate"
 
 
 def _plan_set(
@@ -265,13 +265,24 @@ def _look(params: Params, runtime: Runtime) -> tuple[tuple[Offer, ...], float | 
     return asyncio.run(look())
 
 
-def _state_bytes() -> int | None:
-    """Return bytes a token of four bf16 states and the ids; None before there is a target."""
+def _state_bytes(params: Params, reply_share: float) -> float | None:
+    """Return bytes of a token's hidden states, as `extract` would store them.
+
+    None before there is a target. `reply_share`: of all tokens, those of replies.
+    """
     config = Path("models/target/config.json")
     if not config.is_file():
         return None
-    value = read_json(config)
-    return 8 * int(value.get("text_config", value)["hidden_size"]) + 16
+    from eyas.states.layout import make_layout
+    from eyas.states.size import bytes_per_token
+
+    settings, value = params.section("extract", Extract), read_json(config)
+    return bytes_per_token(
+        make_layout(settings.codec, settings.final_codec, settings.final_rows),
+        num_layers=len(settings.layers or (1, 2, 3)),
+        hidden_size=int(value.get("text_config", value)["hidden_size"]),
+        final_share=reply_share if settings.final_rows == "supervised" else 1.0,
+    )
 
 
 def _sum(triples: Sequence[tuple[Any, Any, Any]]) -> tuple[Any, Any, Any]:

@@ -106,21 +106,33 @@ class Client:
         text = self._without_key(content.decode("utf-8", errors="replace"))
         outcome = classify(answer.status_code, answer.headers, text, now_s=time.time())
         if source := answer.headers.get("x-openrouter-cache-source-id"):
-            return await self._counted(outcome, source)
+            return await self._out_of_cache(outcome, source)
+        if outcome.reply and outcome.completion_tokens is None and outcome.reply.generation_id:
+            return await self._counted(outcome, outcome.reply.generation_id)
         return dataclasses.replace(outcome, generation_id=name) if name else outcome
 
-    async def _counted(self, outcome: Outcome, source: str) -> Outcome:
-        """Give an answer out of the cache the counts of the generation that was billed for it.
+    async def _out_of_cache(self, outcome: Outcome, source: str) -> Outcome:
+        """Give an answer out of the cache the counts of the one that was billed; it costs nothing.
 
-        A hit costs nothing and reports no tokens. Without the counts it is asked for again.
+        A hit reports no tokens. Without their counts it is asked for again.
         """
+        counted = await self._counted(dataclasses.replace(outcome, usage=None), source)
+        if counted.usage is None:
+            return lost("cache_without_counts", f"generation {source}", maybe_billed=False)
+        usage = {**counted.usage, "cached_from": source}
+        return dataclasses.replace(counted, usage=usage, cost_usd=0.0)
+
+    async def _counted(self, outcome: Outcome, generation_id: str) -> Outcome:
+        """Fetch the counts that an answer lacks; keep it as it is where they are not to be had."""
         try:
-            data = await self.fetch(f"generation?id={source}")
+            data = await self.fetch(f"generation?id={generation_id}")
             counts = {k: int(data[f"native_tokens_{k}"]) for k in ("prompt", "completion")}
+            usd = float(data.get("total_cost") or 0.0)
         except (EyasError, KeyError, TypeError, ValueError) as error:
-            return lost("cache_without_counts", str(error), maybe_billed=False)
-        usage = {f"{k}_tokens": number for k, number in counts.items()} | {"cached_from": source}
-        return dataclasses.replace(outcome, usage=usage, cost_usd=0.0, generation_id=source)
+            logging.getLogger("eyas").warning("%s: no counts (%s)", generation_id, error)
+            return outcome
+        usage = {f"{k}_tokens": number for k, number in counts.items()} | {"cost": usd}
+        return dataclasses.replace(outcome, usage=usage, cost_usd=usd, generation_id=generation_id)
 
     async def fetch(self, path: str) -> dict[str, Any]:
         """GET an address below the base URL and return its `data`.

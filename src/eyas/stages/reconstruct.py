@@ -1,12 +1,12 @@
 """Rebuild the exact token ids of a data set's replies, and check them against the bill.
 
 Reads: data/prompts/DS.jsonl, data/responses/DS.jsonl, models/target (tokenizer, template).
-Writes: data/samples/DS.parquet, data/samples/DS.rejects.jsonl.
-Run: python -m eyas.stages.reconstruct select=chat. Source: eyas.tokens.rebuild.
+Writes: data/samples/DS.parquet, data/samples/DS.rejects.jsonl, data/samples/DS.providers.json.
+Run: python -m eyas.stages.reconstruct select=chat. Source: eyas.tokens.rebuild, .providers.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +17,17 @@ from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.desk.workers import Recipe, num_workers, spread
 from eyas.errors import EyasError
-from eyas.files import iter_records, write_jsonl
+from eyas.files import iter_records, write_json, write_jsonl
 from eyas.parquet import write_samples
 from eyas.records import Prompt, Response, Sample, Violation, outlined, packed
 from eyas.settings import Validate
 from eyas.tokens.audit import bill_metrics, truth_metrics
-from eyas.tokens.codecs import load_codec
+from eyas.tokens.codecs import Codec, load_codec
+from eyas.tokens.ledger import Account, open_accounts, rejected_providers
+from eyas.tokens.providers import AS_GIVEN, Finding, ProviderRule, find_rules, rows_to_look_at
 from eyas.tokens.rebuild import NEAR, Rebuilt, rebuild_response, rebuild_trajectory
 
+TARGET = Path("models/target")
 Task = tuple[Prompt, Response | None]  # no response: a trajectory
 _WORTH_BYTES = (
     8 << 20
@@ -38,32 +41,46 @@ def main(config: DictConfig) -> None:
 
 
 def work(params: Params) -> Report:
-    """Rebuild, count and write."""
+    """Find the providers' rules, rebuild, count and write."""
     name = params.value("select")
     rules = params.section("validate", Validate)
     kind = params.section(f"datasets.{name}.kind", str)
     codec = params.section("target.codec", str)
-    tasks = _trajectories(name) if kind == "trajectories" else _answers(name)
-    processes = num_workers(_size_of(name), _WORTH_BYTES)
-    pairs = spread(Recipe(make=rebuilder, arguments=(codec, rules)), tasks, processes)
-    rebuilt: list[Rebuilt] = []
-    results = (result for _, results in pairs for result in results)
-    write_samples(Path(f"data/samples/{name}.parquet"), _samples(results, rebuilt))
-    samples = [r.result for r in rebuilt if isinstance(r.result, Sample)]
-    rejects = [r.result for r in rebuilt if isinstance(r.result, Violation)]
-    write_jsonl(Path(f"data/samples/{name}.rejects.jsonl"), rejects)
-    return _report(rebuilt, samples, rejects)
+    found: dict[str, Finding] = {}
+    if kind == "trajectories":
+        tasks: Iterator[Task] = ((prompt, None) for prompt in _prompts(name))
+    else:
+        by_id = {prompt.id: prompt for prompt in _prompts(name)}
+        found = _find_rules(name, by_id, load_codec(codec, TARGET))
+        tasks = _answers(name, by_id)
+    rule_of = {provider: finding.rule for provider, finding in found.items()}
+    recipe = Recipe(make=rebuilder, arguments=(codec, rules, rule_of))
+    results = spread(recipe, tasks, num_workers(_size_of(name), _WORTH_BYTES))
+    told: list[tuple[str, Rebuilt]] = []
+    write_samples(Path(f"data/samples/{name}.parquet"), _samples(results, told))
+    accounts = open_accounts(told, found) if found else {}
+    return _finish(name, [rebuilt for _, rebuilt in told], accounts)
 
 
-def rebuilder(codec_name: str, rules: Validate) -> Callable[[Task], list[Rebuilt]]:
+def _find_rules(name: str, by_id: Mapping[str, Prompt], codec: Codec) -> dict[str, Finding]:
+    """Read the answers twice, so that only those that are looked at are held."""
+    chosen = rows_to_look_at(response for _, response in _answers(name, by_id))
+    pairs = (pair for row, pair in enumerate(_answers(name, by_id)) if row in chosen)
+    return find_rules(pairs, codec)
+
+
+def rebuilder(
+    codec_name: str, rules: Validate, rule_of: Mapping[str, ProviderRule]
+) -> Callable[[Task], list[Rebuilt]]:
     """Return the function that rebuilds one answer, or one trajectory; samples are packed."""
-    codec = load_codec(codec_name, Path("models/target"))
+    codec = load_codec(codec_name, TARGET)
 
     def rebuild(task: Task) -> list[Rebuilt]:
         prompt, response = task
         if response is None:
             return [_with_ids(r, packed) for r in rebuild_trajectory(prompt, codec)]
-        return [_with_ids(rebuild_response(prompt, response, codec, rules), packed)]
+        rule = rule_of.get(response.provider, AS_GIVEN)
+        return [_with_ids(rebuild_response(prompt, response, codec, rules, rule), packed)]
 
     return rebuild
 
@@ -72,12 +89,15 @@ def _with_ids(one: Rebuilt, form: Callable[[Sample], Sample]) -> Rebuilt:
     return replace(one, result=form(one.result)) if isinstance(one.result, Sample) else one
 
 
-def _samples(results: Iterable[Rebuilt], told: list[Rebuilt]) -> Iterator[Sample]:
+def _samples(
+    results: Iterable[tuple[Task, list[Rebuilt]]], told: list[tuple[str, Rebuilt]]
+) -> Iterator[Sample]:
     """Yield the samples; every result goes into `told`, without ids, so that memory is bounded."""
-    for one in results:
-        if isinstance(one.result, Sample):
-            yield one.result
-        told.append(_with_ids(one, outlined))
+    for (_, response), rebuilt in results:
+        for one in rebuilt:
+            if isinstance(one.result, Sample):
+                yield one.result
+            told.append((response.provider if response else "", _with_ids(one, outlined)))
 
 
 def _size_of(name: str) -> int:
@@ -85,19 +105,14 @@ def _size_of(name: str) -> int:
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
-def _trajectories(name: str) -> Iterator[Task]:
-    return ((prompt, None) for prompt in _prompts(name))
-
-
 def _prompts(name: str) -> Iterator[Prompt]:
     hint = f"run `dvc repro prepare@{name}`"
     return iter_records(Path(f"data/prompts/{name}.jsonl"), Prompt, hint=hint)
 
 
-def _answers(name: str) -> Iterator[Task]:
+def _answers(name: str, by_id: Mapping[str, Prompt]) -> Iterator[tuple[Prompt, Response]]:
     path = Path(f"data/responses/{name}.jsonl")
     hint = f"run `dvc repro generate@{name}`"
-    by_id = {prompt.id: prompt for prompt in _prompts(name)}
     response = None
     for response in iter_records(path, Response, hint=hint):
         if response.id not in by_id:
@@ -107,7 +122,21 @@ def _answers(name: str) -> Iterator[Task]:
         raise EyasError(f"{path}: expected at least one response, got none", hint=hint)
 
 
-def _report(rebuilt: list[Rebuilt], samples: list[Sample], rejects: list[Violation]) -> Report:
+def _finish(name: str, rebuilt: list[Rebuilt], accounts: dict[str, Account]) -> Report:
+    samples = [r.result for r in rebuilt if isinstance(r.result, Sample)]
+    rejects = [r.result for r in rebuilt if isinstance(r.result, Violation)]
+    provider_file = Path(f"data/samples/{name}.providers.json")
+    write_jsonl(Path(f"data/samples/{name}.rejects.jsonl"), rejects)
+    write_json(provider_file, accounts)
+    return replace(_report(rebuilt, samples, rejects, accounts), artifacts=(provider_file,))
+
+
+def _report(
+    rebuilt: list[Rebuilt],
+    samples: list[Sample],
+    rejects: list[Violation],
+    accounts: dict[str, Account],
+) -> Report:
     reasons = Counter(v.rule for v in rejects)
     flags = Counter(flag for sample in samples for flag in sample.flags)
     bill, truth = bill_metrics(rebuilt), truth_metrics(rebuilt)
@@ -119,6 +148,7 @@ def _report(rebuilt: list[Rebuilt], samples: list[Sample], rejects: list[Violati
             f"{truth['identical_share']:.2%} identical to the ids really sampled "
             f"({truth['kept_identical_share']:.2%} of those kept)"
         )
+    words += rejected_providers(accounts).values()
     return Report(
         summary=", ".join(words),
         metrics={

@@ -1,6 +1,7 @@
 """Apply the structural rules; fail loudly, writing nothing, when too little passes.
 
-Reads: data/samples/DS.parquet, data/samples/DS.rejects.jsonl, models/target (tokenizer).
+Reads: data/samples/DS.parquet, DS.rejects.jsonl and DS.providers.json beside it,
+data/prompts/DS.jsonl (the tools that were declared), models/target (tokenizer).
 Writes: data/valid/DS.parquet, data/valid/DS.rejects.jsonl.
 Run: python -m eyas.stages.validate select=chat. Source: eyas.tokens.checks.
 """
@@ -17,13 +18,14 @@ from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.desk.workers import Recipe, num_workers, spread
 from eyas.errors import EyasError
-from eyas.files import read_records, write_jsonl
+from eyas.files import read_json, read_jsonl, read_records, write_jsonl
 from eyas.parquet import read_packed, write_samples
-from eyas.records import Sample, Violation, outlined, unpacked
+from eyas.records import Sample, Tool, Violation, outlined, unpacked
 from eyas.settings import Validate
 from eyas.tokens.audit import length_metrics
 from eyas.tokens.checks import Context, violations_of
 from eyas.tokens.codecs import load_codec
+from eyas.tokens.ledger import Account, account_metrics, rejected_providers
 
 _EXAMPLE_WIDTH = 100
 _WORTH_BYTES = 16 << 20  # of parquet: some 7 M tokens, three seconds of a core
@@ -42,11 +44,12 @@ def work(params: Params) -> Report:
     codec = params.section("target.codec", str)
     hint = f"run `dvc repro reconstruct@{name}`"
     earlier = read_records(Path(f"data/samples/{name}.rejects.jsonl"), Violation, hint=hint)
+    accounts = read_json(Path(f"data/samples/{name}.providers.json"), hint=hint)
     path = Path(f"data/samples/{name}.parquet")
     samples = read_packed(path, hint=hint)
     processes = num_workers(path.stat().st_size if path.is_file() else 0, _WORTH_BYTES)
-    pairs = spread(Recipe(make=checker, arguments=(codec, rules)), samples, processes)
-    outcome = Outcome(earlier=earlier)
+    pairs = spread(Recipe(make=checker, arguments=(codec, rules, name)), samples, processes)
+    outcome = Outcome(earlier=earlier, accounts=accounts)
 
     def passing() -> Iterator[Sample]:
         yield from _kept(pairs, outcome)
@@ -54,7 +57,7 @@ def work(params: Params) -> Report:
 
     write_samples(Path(f"data/valid/{name}.parquet"), passing())
     write_jsonl(Path(f"data/valid/{name}.rejects.jsonl"), outcome.found)
-    return _report(outcome.kept, outcome.dropped, outcome.share)
+    return _report(outcome.kept, outcome.dropped, outcome.share, accounts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class Outcome:
     """What came of the samples; those kept are outlined, so that memory is bounded."""
 
     earlier: list[Violation]  # rejects of reconstruct
+    accounts: dict[str, Account]
     kept: list[Sample] = field(default_factory=list)
     found: list[Violation] = field(default_factory=list)
 
@@ -81,9 +85,10 @@ class Outcome:
         return len(self.kept) / max(1, self.total)
 
 
-def checker(codec_name: str, rules: Validate) -> Callable[[Sample], list[Violation]]:
-    """Return the function that applies every rule to one packed sample."""
-    context = Context(codec=load_codec(codec_name, Path("models/target")), rules=rules)
+def checker(codec_name: str, rules: Validate, name: str) -> Callable[[Sample], list[Violation]]:
+    """Return the function that applies every rule to one packed sample of a data set."""
+    codec = load_codec(codec_name, Path("models/target"))
+    context = Context(codec=codec, rules=rules, tools=_declared_tools(name))
     return lambda sample: violations_of(unpacked(sample), context)
 
 
@@ -111,9 +116,17 @@ def hold_gate(name: str, outcome: Outcome, rules: Validate) -> None:
         raise EyasError(
             f"data set '{name}': {share:.1%} of {total} accepted, expected at least "
             f"{rules.min_accepted_share:.1%}\n"
-            f"{reasons_table([*outcome.earlier, *outcome.dropped])}",
+            f"{reasons_table([*outcome.earlier, *outcome.dropped])}"
+            + "".join(f"\n  {reason}" for reason in rejected_providers(outcome.accounts).values()),
             hint="mend the cause, or lower validate.min_accepted_share",
         )
+
+
+def _declared_tools(name: str) -> dict[str, list[Tool]]:
+    """Return the tools of the prompts that declare any, by prompt id."""
+    path = Path(f"data/prompts/{name}.jsonl")
+    rows = read_jsonl(path, hint=f"run `dvc repro prepare@{name}`")
+    return {row["id"]: row["tools"] for row in rows if row.get("tools")}
 
 
 def flagged(sample: Sample, violations: Sequence[Violation]) -> Sample:
@@ -137,7 +150,9 @@ def reasons_table(rejects: Sequence[Violation]) -> str:
     return "\n".join(lines)
 
 
-def _report(kept: list[Sample], dropped: list[Violation], share: float) -> Report:
+def _report(
+    kept: list[Sample], dropped: list[Violation], share: float, accounts: dict[str, Account]
+) -> Report:
     reasons = Counter(v.rule for v in dropped)
     flags = Counter(flag for sample in kept for flag in sample.flags)
     replies = [end - start for sample in kept for start, end in sample.spans]
@@ -152,6 +167,7 @@ def _report(kept: list[Sample], dropped: list[Violation], share: float) -> Repor
             "accepted_share": round(share, 4),
             **length_metrics("prompt", prompts),
             **length_metrics("completion", replies),
+            **account_metrics(accounts, kept),
             **{f"rejects_{rule}": count for rule, count in sorted(reasons.items())},
             **{f"flagged_{flag}": count for flag, count in sorted(flags.items())},
         },

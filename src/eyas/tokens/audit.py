@@ -55,14 +55,15 @@ def bill_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
     audits = audit_by_provider(evidence)
     billed = sum(a.billed_tokens for a in audits.values())
     made = sum(a.rebuilt_tokens for a in audits.values())
-    offsets = {f"offset_mode_tokens_{_word(p)}": a.offset_mode for p, a in audits.items()}
+    offsets = sum(e.offset for e in evidence)
+    modes = {f"offset_mode_tokens_{word_of(p)}": a.offset_mode for p, a in audits.items()}
     return {
         "billed_tokens": billed,
         "rebuilt_tokens": made,
-        "billing_difference_share": round((billed - made) / max(1, billed), 6),
+        "billing_difference_share": round((billed - offsets - made) / max(1, billed), 6),
         "count_exact_share": _share(e.count_delta == 0 for e in evidence),
         "prompt_exact_share": _share(e.prompt_delta == 0 for e in evidence),
-        **offsets,
+        **modes,
     }
 
 
@@ -108,5 +109,6 @@ def _share(values: Iterable[bool]) -> float:
     return round(sum(held) / len(held), 6) if held else 0.0
 
 
-def _word(name: str) -> str:
+def word_of(name: str) -> str:
+    """Return a provider's name as part of a metric's name."""
     return "".join(c if c.isalnum() else "_" for c in name.lower())

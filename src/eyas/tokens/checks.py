@@ -3,15 +3,28 @@
 Each takes a sample and the `Context` and returns what is wrong in words, or None.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-from eyas.records import Sample, Violation
+from eyas.records import Sample, Tool, Violation
 from eyas.settings import Validate
-from eyas.tokens.codecs import Codec
+from eyas.tokens.codecs import Codec, ReplyParts
 from eyas.tokens.rebuild import REPLACEMENT, TRUNCATED
+from eyas.tokens.schema import call_fault
 
-LEAKED_MARKERS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|endoftext|>")
+_LEAKED_MARKER = re.compile(
+    r"<\|(?:im_[a-z]+|tool_calls?_[a-z_]+|media_[a-z]+|endoftext|reserved_token_\d+)\|>|</?think>"
+)
+# Written as servers do, without spaces: code about such an interface hardly spells them so.
+_API_FRAGMENTS = (
+    ": OPENROUTER PROCESSING",
+    "data: [DONE]",
+    'data: {"id":"',
+    '{"id":"gen-',
+    '"object":"chat.completion',
+)
 Check = Callable[[Sample, "Context"], str | None]
 
 
@@ -21,6 +34,7 @@ class Context:
 
     codec: Codec
     rules: Validate
+    tools: Mapping[str, Sequence[Tool]] = field(default_factory=dict)  # by conversation
 
 
 def check_ids_in_range(sample: Sample, context: Context) -> str | None:
@@ -40,6 +54,13 @@ def check_spans(sample: Sample, context: Context) -> str | None:
     return None if sample.spans else "no span"
 
 
+def check_says_something(sample: Sample, context: Context) -> str | None:
+    """Every reply has more than its end and the markers of its parts."""
+    nothing = context.codec.markup_ids | set(context.codec.stop_ids)
+    silent = [s for s, e in sample.spans if nothing.issuperset(sample.input_ids[s:e])]
+    return f"nothing is said in the reply at {silent[0]}" if silent else None
+
+
 def check_ends_with_stop(sample: Sample, context: Context) -> str | None:
     """Every reply ends with the end-of-turn id, unless the last one was cut."""
     spans = sample.spans[:-1] if TRUNCATED in sample.flags else sample.spans
@@ -56,6 +77,16 @@ def check_no_special_inside(sample: Sample, context: Context) -> str | None:
     return None
 
 
+def check_markup_balanced(sample: Sample, context: Context) -> str | None:
+    """Reasoning that began has ended, tool sections are whole and in order; a cut ends anywhere."""
+    for number, (start, end) in enumerate(sample.spans, start=1):
+        is_cut = TRUNCATED in sample.flags and number == len(sample.spans)
+        body = _body(sample.input_ids[start:end], context)
+        if fault := context.codec.markup_fault(body, is_cut=is_cut):
+            return fault
+    return None
+
+
 def check_no_replacement_character(sample: Sample, context: Context) -> str | None:
     """No reply holds U+FFFD, which stands for lost bytes; rebuild takes it off a cut end."""
     for text in _replies(sample, context):
@@ -67,8 +98,16 @@ def check_no_replacement_character(sample: Sample, context: Context) -> str | No
 def check_no_leaked_marker(sample: Sample, context: Context) -> str | None:
     """No reply spells a marker of the chat format as text."""
     for text in _replies(sample, context):
-        if found := [m for m in LEAKED_MARKERS if m in text]:
-            return f"{found[0]!r} as text"
+        if found := _LEAKED_MARKER.search(text):
+            return f"{found.group()!r} as text"
+    return None
+
+
+def check_no_api_fragment(sample: Sample, context: Context) -> str | None:
+    """No reply holds a piece of the answer that carried it."""
+    for text in _replies(sample, context):
+        if found := [fragment for fragment in _API_FRAGMENTS if fragment in text]:
+            return f"{found[0]!r} in the text"
     return None
 
 
@@ -101,38 +140,56 @@ def loop_period(ids: Sequence[int], max_ngram: int, times: int) -> int:
     return next((p for p in periods if window[p:] == window[:-p]), 0)
 
 
+def check_arguments_fit(sample: Sample, context: Context) -> str | None:
+    """The arguments of every call are JSON that the declared schema allows; a flag."""
+    tools = context.tools.get(sample.conversation, ())
+    for part in _parsed(sample, context):
+        for call in part.tool_calls:
+            if fault := call_fault(call, tools):
+                return fault
+    return None
+
+
 CHECKS: tuple[Check, ...] = (
     check_ids_in_range,
     check_spans,
+    check_says_something,
     check_ends_with_stop,
     check_no_special_inside,
+    check_markup_balanced,
     check_no_replacement_character,
     check_no_leaked_marker,
+    check_no_api_fragment,
     check_no_repetition_loop,
+    check_arguments_fit,
 )
 _FIRST = (check_ids_in_range, check_spans)  # the others index by spans and decode ids
 
 
 def violations_of(sample: Sample, context: Context) -> list[Violation]:
-    """Apply every rule; a loop is a flag unless `drop_loops`, all else is a rejection."""
+    """Apply every rule up to the first that rejects; ids and spans are both told."""
     found: list[Violation] = []
     for check in CHECKS:
-        if found and check not in _FIRST:
+        if check not in _FIRST and any(v.severity == "reject" for v in found):
             break
         if detail := check(sample, context):
-            rule = check.__name__.removeprefix("check_")
-            is_loop = check is check_no_repetition_loop
-            severity = "flag" if is_loop and not context.rules.drop_loops else "reject"
             found.append(
                 Violation(
                     id=sample.id,
                     dataset=sample.dataset,
-                    rule=rule,
+                    rule=check.__name__.removeprefix("check_"),
                     detail=detail,
-                    severity=severity,
+                    severity="flag" if _only_flags(check, context) else "reject",
                 )
             )
     return found
+
+
+def _only_flags(check: Check, context: Context) -> bool:
+    """Tell whether a rule marks: faulty arguments are what the target says, loops by setting."""
+    if check is check_no_repetition_loop:
+        return not context.rules.drop_loops
+    return check is check_arguments_fit
 
 
 def _body(reply: Sequence[int], context: Context) -> Sequence[int]:
@@ -141,5 +198,14 @@ def _body(reply: Sequence[int], context: Context) -> Sequence[int]:
 
 
 def _replies(sample: Sample, context: Context) -> list[str]:
-    parts = (context.codec.parse_reply(sample.input_ids[s:e]) for s, e in sample.spans)
+    parts = _parsed(sample, context)
     return [f"{part.reasoning or ''}{part.content or ''}" for part in parts]
+
+
+def _parsed(sample: Sample, context: Context) -> list[ReplyParts]:
+    return [_parse(context.codec, tuple(sample.input_ids[s:e])) for s, e in sample.spans]
+
+
+@lru_cache(maxsize=64)  # several rules read the same replies
+def _parse(codec: Codec, ids: tuple[int, ...]) -> ReplyParts:
+    return codec.parse_reply(ids)

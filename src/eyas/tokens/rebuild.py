@@ -6,7 +6,7 @@ construction. Source: docs/contracts.md; the rule's grounds are in tokens/codecs
 
 Text does not determine ids: a sampler may spell a word in other tokens than the tokenizer would.
 The count shows most of these replies, never all, so the share that it misses is measured wherever
-the true ids are known.
+the true ids are known. What a provider does to every reply and its bill is in its `ProviderRule`.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,16 @@ from dataclasses import dataclass, replace
 from eyas.errors import EyasError
 from eyas.records import Message, Prompt, Response, Sample, Span, Violation
 from eyas.settings import Validate
+from eyas.tokens.borders import edit_reply
 from eyas.tokens.codecs import Codec, ReplyParts
+from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule
+from eyas.tokens.spellings import spell
 
 TRUNCATED = "truncated"  # cut by max_tokens: kept, but its last tokens carry no loss
 HALF_CHARACTER = "half_character"  # cut inside a character, whose tokens are left out
 NEAR = "near"  # the count differs from the bill by a little
 TRUE_IDS_DIFFER = "true_ids_differ"  # the ids really sampled are known, and are others
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_KEPT_FINISHES = ("stop", "length", "tool_calls")
 _HALF_CHARACTER_TOKENS = range(1, 4)  # a character has at most 4 bytes, one at least is missing
 
 
@@ -33,10 +35,11 @@ class Evidence:
     provider: str
     billed_tokens: int
     rebuilt_tokens: int
-    count_delta: int  # billed - rebuilt, 0 where half a character explains it
-    prompt_delta: int  # billed prompt tokens - rendered ids
+    count_delta: int  # billed - offset - rebuilt, 0 where half a character explains it
+    prompt_delta: int  # billed prompt tokens - offset - rendered ids
     half_character: bool
     identical: bool | None  # to the ids really sampled; None where unknown
+    offset: int = 0  # what the provider bills a reply beyond its tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +50,17 @@ class Rebuilt:
     evidence: Evidence | None = None
 
 
-def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Validate) -> Rebuilt:
+def rebuild_response(
+    prompt: Prompt,
+    response: Response,
+    codec: Codec,
+    rules: Validate,
+    provider: ProviderRule = AS_GIVEN,
+) -> Rebuilt:
     """Return the sample of one answer, or the reason that it is none."""
-    if response.finish_reason not in _KEPT_FINISHES:
-        return _rejected(prompt, "finish_reason", response.finish_reason)
+    finish = response.finish_reason
+    if finish not in KEPT_FINISHES:
+        return _rejected(prompt, "finish_reason", finish)
     said = codec.normalise(
         ReplyParts(
             content=response.content,
@@ -58,29 +68,71 @@ def rebuild_response(prompt: Prompt, response: Response, codec: Codec, rules: Va
             tool_calls=response.tool_calls,
         )
     )
-    reply = _without_half_character(said) if response.finish_reason == "length" else said
+    said = edit_reply(said, finish, provider.edits)
+    whole = _without_half_character(said) if finish == "length" else said
     try:
-        reply_ids = codec.reply_ids(reply, response.finish_reason)
         prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
+        if response.source == "imported" and response.true_ids is not None:
+            return _imported(prompt, response, prompt_ids, response.true_ids)
+        reply, reply_ids = _spelled(whole, response, codec, provider)
     except EyasError as error:
         return _rejected(prompt, "not_of_this_format", str(error))
     if _is_empty(reply_ids, codec):
-        return _rejected(prompt, "empty_reply", f"finish_reason {response.finish_reason}")
-    evidence = _weigh(response, prompt_ids, reply_ids, half_character=reply != said)
-    if reason := _reason_to_reject(response, evidence, rules):
+        return _rejected(prompt, "empty_reply", f"finish_reason {finish}")
+    evidence = _weigh(response, prompt_ids, reply_ids, provider, half_character=whole != said)
+    if reason := _reason_to_reject(response, evidence, rules, provider):
         return Rebuilt(result=_violation(prompt, *reason), evidence=evidence)
-    sample = Sample(
+    flags = (*_flags(response, evidence), *reply.flags)
+    return Rebuilt(
+        result=_sample(prompt, response, prompt_ids, reply_ids, flags), evidence=evidence
+    )
+
+
+def _imported(
+    prompt: Prompt, response: Response, prompt_ids: list[int], true_ids: Sequence[int]
+) -> Rebuilt:
+    """Return the sample of an answer that came with the ids really sampled: nothing is rebuilt."""
+    flags = (TRUNCATED,) if response.finish_reason == "length" else ()
+    return Rebuilt(result=_sample(prompt, response, prompt_ids, list(true_ids), flags))
+
+
+def _spelled(
+    reply: ReplyParts, response: Response, codec: Codec, provider: ProviderRule
+) -> tuple[ReplyParts, list[int]]:
+    """Return the reply and its ids in the first of the provider's spellings that fits the bill.
+
+    If none fits, the first is taken.
+    """
+    finish = response.finish_reason
+    wanted = response.completion_tokens - provider.offset_of(finish)
+    names = provider.spellings if reply.tool_calls else provider.spellings[:1]
+    tried = []
+    for name in names:
+        spelled = spell(reply, name)
+        tried.append((spelled, codec.reply_ids(spelled, finish)))
+        if len(tried[-1][1]) == wanted:
+            return tried[-1]
+    return tried[0]
+
+
+def _sample(
+    prompt: Prompt,
+    response: Response,
+    prompt_ids: list[int],
+    reply_ids: list[int],
+    flags: tuple[str, ...],
+) -> Sample:
+    return Sample(
         id=f"{prompt.id}-{response.sample}",
         dataset=prompt.dataset,
         input_ids=(*prompt_ids, *reply_ids),
         spans=((len(prompt_ids), len(prompt_ids) + len(reply_ids)),),
         temperature=float(response.sampling.get("temperature", 1.0)),
         provider=response.provider,
-        flags=(*_flags(response, evidence), *reply.flags),
+        flags=flags,
         completion_tokens_billed=response.completion_tokens,
         conversation=prompt.conversation or prompt.id,
     )
-    return Rebuilt(result=sample, evidence=evidence)
 
 
 def _without_half_character(reply: ReplyParts) -> ReplyParts:
@@ -91,9 +143,15 @@ def _without_half_character(reply: ReplyParts) -> ReplyParts:
 
 
 def _weigh(
-    response: Response, prompt_ids: list[int], reply_ids: list[int], *, half_character: bool
+    response: Response,
+    prompt_ids: list[int],
+    reply_ids: list[int],
+    provider: ProviderRule,
+    *,
+    half_character: bool,
 ) -> Evidence:
-    delta = response.completion_tokens - len(reply_ids)
+    offset = provider.offset_of(response.finish_reason)
+    delta = response.completion_tokens - offset - len(reply_ids)
     explained = half_character and delta in _HALF_CHARACTER_TOKENS
     identical = None
     if response.true_ids is not None:
@@ -104,23 +162,27 @@ def _weigh(
         billed_tokens=response.completion_tokens,
         rebuilt_tokens=len(reply_ids),
         count_delta=0 if explained else delta,
-        prompt_delta=response.prompt_tokens - len(prompt_ids),
+        prompt_delta=response.prompt_tokens - provider.prompt_offset - len(prompt_ids),
         half_character=half_character,
         identical=identical,
+        offset=offset,
     )
 
 
 def _reason_to_reject(
-    response: Response, evidence: Evidence, rules: Validate
+    response: Response, evidence: Evidence, rules: Validate, provider: ProviderRule
 ) -> tuple[str, str] | None:
     """Return the rule and what was seen; None for a reply to keep."""
     billed, off = response.prompt_tokens, evidence.count_delta
+    if provider.rejected is not None:
+        return "provider_template", provider.rejected
     if evidence.prompt_delta:
-        rendered = billed - evidence.prompt_delta
+        rendered = billed - evidence.prompt_delta - provider.prompt_offset
         return "prompt_mismatch", f"billed {billed} prompt tokens, rendered {rendered}"
     if off and not (rules.keep_near and abs(off) <= rules.max_count_delta):
         seen = f"billed {evidence.billed_tokens} tokens, rebuilt {evidence.rebuilt_tokens}"
-        return "count_mismatch", seen
+        offset = f", k = {evidence.offset:+d}" if evidence.offset else ""
+        return "count_mismatch", seen + offset
     return None
 
 
@@ -177,7 +239,8 @@ def _trajectory_sample(prompt: Prompt, part: int, ids: list[int], spans: list[Sp
 
 
 def _is_empty(reply_ids: Sequence[int], codec: Codec) -> bool:
-    return all(i in codec.stop_ids for i in reply_ids)
+    """Tell whether a reply says nothing: a stop id and markers of parts are no words."""
+    return all(i in codec.markup_ids or i in codec.stop_ids for i in reply_ids)
 
 
 def _flags(response: Response, evidence: Evidence) -> tuple[str, ...]:

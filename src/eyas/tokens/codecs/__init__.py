@@ -57,6 +57,13 @@ class Codec(Protocol):
         """Return the parts of a sampled reply, as an engine would hand them out."""
         ...
 
+    def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
+        """Return which marker of a reply's parts is missing or out of place, or None.
+
+        The ids have no end-of-turn id; a reply that was cut may stop between any two markers.
+        """
+        ...
+
     def has_special_text(self, text: str) -> bool:
         """Tell whether text spells a special token, which encoding would turn into a real one."""
         ...

@@ -94,6 +94,10 @@ class ChatML:
         kept = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)
         return ReplyParts(content=self._tokenizer.decode(kept, skip_special_tokens=False))
 
+    def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
+        """Return None: a reply of text alone has no markers."""
+        return None
+
     def has_special_text(self, text: str) -> bool:
         """Tell whether text spells an added token, which encoding would turn into a real one."""
         return self._spelled.search(text) is not None

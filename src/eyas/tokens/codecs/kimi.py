@@ -134,6 +134,16 @@ class Kimi:
             calls.append(kimi_reply.call_of(identity, arguments))
         return tuple(calls) or None
 
+    def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
+        """Return the markers of a reply if they do not follow one another as they must, or None."""
+        names = {self._id[token]: token for token in (THINK, *_MARKUP)}
+        return kimi_reply.order_fault(
+            [names[i] for i in ids if i in names],
+            opens=not self._release.opens_thinking,
+            thinking=self._release.thinking,
+            is_cut=is_cut,
+        )
+
     def has_special_text(self, text: str) -> bool:
         """Tell whether text spells a special token, which encoding would turn into a real one."""
         return self._tokenizer.spells_special(text)

@@ -6,7 +6,7 @@ tokens with spaces leaves one at each marker.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,16 @@ _RAW_CALL = (
     rf" ?(?P<arguments>(?:(?!<\|tool_call).)*?) ?{re.escape(CALL_END)}"
 )
 _CALL = re.compile(_RAW_CALL, re.DOTALL)
+_LETTERS = {
+    THINK: "T",
+    THINK_END: "t",
+    SECTION: "S",
+    CALL: "C",
+    ARGUMENTS: "A",
+    CALL_END: "E",
+    SECTION_END: "s",
+}
+_WHOLE_SECTION = "S(?:CAE)+s"
 _LAST_SECTION = re.compile(
     rf"{re.escape(SECTION)}(?P<calls>(?:{re.sub(r'[?]P<[a-z]+>', '?:', _RAW_CALL)})+)"
     rf" ?{re.escape(SECTION_END)}\s*\Z",
@@ -117,3 +127,21 @@ def _with_own_id(call: Mapping[str, Any], index: int) -> dict[str, Any]:
         return dict(call)
     name = (call.get("function") or {}).get("name")
     return {**call, "id": f"functions.{name}:{index}"}
+
+
+def order_fault(markers: Sequence[str], *, opens: bool, thinking: bool, is_cut: bool) -> str | None:
+    """Return the markers of a reply's parts where they do not follow one another as they must.
+
+    Source: the grammar of a turn. Reasoning ends with `</think>` or where a tool section begins.
+    `opens`: the reply has `<think>` itself; `thinking`: there is reasoning to end. A reply that was
+    cut has any beginning of what a whole one has.
+    """
+    if unknown := [marker for marker in markers if marker not in _LETTERS]:
+        return f"{unknown[0]} inside the reply"
+    opening, end = ("T" if opens else "", "t") if thinking else ("", "")
+    whole = rf"{opening}(?:{end}(?:{_WHOLE_SECTION})?|{_WHOLE_SECTION})"
+    beginning = rf"(?:{opening}(?:{end})?(?:S(?:CAE)*(?:CA?|(?<=E)s)?)?)?"
+    word = "".join(_LETTERS[marker] for marker in markers)
+    if re.fullmatch(beginning if is_cut else whole, word):
+        return None
+    return f"out of order or not closed: {' '.join(markers) or 'no </think>'}"

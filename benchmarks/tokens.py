@@ -26,7 +26,7 @@ from typing import Any
 
 import yaml
 
-from eyas.files import read_json, write_jsonl
+from eyas.files import read_json, write_json, write_jsonl
 from eyas.records import Prompt, Response
 from eyas.tokens.codecs import Codec, ReplyParts, load_codec
 
@@ -39,6 +39,7 @@ METRICS = {
     "reconstruct": f"reconstruct-{NAME}",
     "validate": f"validate-{NAME}",
     "merge": "merge",
+    "corpus": "corpus",
 }
 
 
@@ -74,12 +75,13 @@ def main() -> None:
 
 
 def line_of(stages: dict[str, Ran], counts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures; the two stages see all tokens, merge those that are valid."""
+    """Return the figures; tokens are all that were made, those of rejected samples too."""
     both = [stages["reconstruct"], stages["validate"]]
-    tokens = counts["validate"]["prompt_tokens"] + counts["validate"]["completion_tokens"]
+    tokens = counts["corpus"]["tokens"]
     mib = 1 << 20
     return {
-        "samples": counts["validate"]["rows_out"],
+        "samples": counts["corpus"]["samples"],
+        "samples_kept": counts["validate"]["rows_out"],
         "tokens": tokens,
         "tokens_per_s": round(tokens / sum(r.wall_s for r in both)),
         "tokens_per_cpu_s": round(tokens / sum(r.cpu_s for r in both)),
@@ -109,6 +111,8 @@ def lay_out(folder: Path, given: argparse.Namespace) -> None:
     pairs = list(pairs_of(given, load_codec(params["target"]["codec"], folder / "models/target")))
     write_jsonl(folder / f"data/prompts/{NAME}.jsonl", (prompt for prompt, _ in pairs))
     write_jsonl(folder / f"data/responses/{NAME}.jsonl", (response for _, response in pairs))
+    tokens = sum(response.prompt_tokens + response.completion_tokens for _, response in pairs)
+    write_json(folder / "metrics/corpus.json", {"samples": len(pairs), "tokens": tokens})
 
 
 def pairs_of(given: argparse.Namespace, codec: Codec) -> Iterator[tuple[Prompt, Response]]:

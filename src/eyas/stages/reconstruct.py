@@ -5,6 +5,7 @@ Writes: data/samples/DS.parquet, data/samples/DS.rejects.jsonl, data/samples/DS.
 Run: python -m eyas.stages.reconstruct select=chat. Source: eyas.tokens.rebuild, .providers.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -51,7 +52,7 @@ def work(params: Params) -> Report:
         tasks: Iterator[Task] = ((prompt, None) for prompt in _prompts(name))
     else:
         by_id = {prompt.id: prompt for prompt in _prompts(name)}
-        found = _find_rules(name, by_id, load_codec(codec, TARGET))
+        found = _find_rules(name, by_id, _codec(codec, TARGET.resolve()))
         tasks = _answers(name, by_id)
     rule_of = {provider: finding.rule for provider, finding in found.items()}
     recipe = Recipe(make=rebuilder, arguments=(codec, rules, rule_of))
@@ -69,11 +70,16 @@ def _find_rules(name: str, by_id: Mapping[str, Prompt], codec: Codec) -> dict[st
     return find_rules(pairs, codec)
 
 
+@functools.lru_cache(maxsize=1)  # the rules and one process's rebuilding take the same
+def _codec(name: str, folder: Path) -> Codec:
+    return load_codec(name, folder)
+
+
 def rebuilder(
     codec_name: str, rules: Validate, rule_of: Mapping[str, ProviderRule]
 ) -> Callable[[Task], list[Rebuilt]]:
     """Return the function that rebuilds one answer, or one trajectory; samples are packed."""
-    codec = load_codec(codec_name, TARGET)
+    codec = _codec(codec_name, TARGET.resolve())
 
     def rebuild(task: Task) -> list[Rebuilt]:
         prompt, response = task

@@ -1,5 +1,6 @@
 """files, records and parquet: the floor that every wing stands on."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,7 +10,17 @@ from hypothesis import strategies as st
 
 from eyas import files, parquet
 from eyas.errors import EyasError
-from eyas.records import Prompt, Sample, Violation, canonical_json, request_fingerprint, row_id
+from eyas.records import (
+    Prompt,
+    Sample,
+    Violation,
+    canonical_json,
+    outlined,
+    packed,
+    request_fingerprint,
+    row_id,
+    unpacked,
+)
 
 SAMPLE = Sample(
     id="a",
@@ -127,6 +138,43 @@ def test_samples_come_back_from_parquet_and_equal_samples_give_equal_bytes(tmp_p
     assert [parquet.write_samples(p, samples) for p in paths] == [1500, 1500]
     assert list(parquet.read_samples(paths[0])) == samples
     assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+def test_packed_samples_come_back_packed_and_are_written_as_the_same_bytes(tmp_path: Path) -> None:
+    samples = [replace(SAMPLE, id=str(i), input_ids=tuple(range(i))) for i in range(200)]
+    plain, dense = tmp_path / "a.parquet", tmp_path / "b.parquet"
+    parquet.write_samples(plain, samples)
+    assert list(parquet.read_packed(plain)) == list(map(packed, samples))
+    parquet.write_samples(dense, parquet.read_packed(plain))
+    assert dense.read_bytes() == plain.read_bytes()
+    assert list(map(unpacked, parquet.read_packed(dense))) == samples
+    assert [len(outlined(s).input_ids) for s in samples] == list(range(200))
+
+
+def test_row_groups_are_bounded_by_tokens_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(parquet, "_GROUP_TOKENS", 10)
+    sizes = (4, 4, 4, 30, 1)
+    samples = [replace(SAMPLE, id=str(i), input_ids=tuple(range(n))) for i, n in enumerate(sizes)]
+    parquet.write_samples(tmp_path / "a.parquet", samples)
+    meta = pq.read_metadata(tmp_path / "a.parquet")
+    assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == [2, 1, 1, 1]
+    assert list(parquet.read_samples(tmp_path / "a.parquet")) == samples
+
+
+def test_a_sample_that_cannot_be_made_leaves_the_old_file(tmp_path: Path) -> None:
+    def broken() -> Iterator[Sample]:
+        yield SAMPLE
+        raise EyasError("no more")
+
+    path = tmp_path / "a.parquet"
+    parquet.write_samples(path, [SAMPLE])
+    with pytest.raises(EyasError, match="no more"):
+        parquet.write_samples(path, broken())
+    assert list(parquet.read_samples(path)) == [SAMPLE]
 
 
 def test_an_empty_parquet_file_has_no_samples(tmp_path: Path) -> None:

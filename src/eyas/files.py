@@ -95,22 +95,23 @@ def read_jsonl(path: Path, *, hint: str | None = None) -> Iterator[dict[str, Any
             yield value
 
 
-def read_records(path: Path, record: type[R], *, hint: str | None = None) -> list[R]:
-    """Read a JSONL file of one record type; lists come back as tuples, a wrong key is an error."""
+def iter_records(path: Path, record: type[R], *, hint: str | None = None) -> Iterator[R]:
+    """Yield a JSONL file of one record type; lists come back as tuples, a wrong key is an error."""
     names = set(inspect.signature(record).parameters)
-    rows = []
     for number, value in enumerate(read_jsonl(path, hint=hint), start=1):
         if unknown := set(value) - names:
             raise EyasError(
                 f"{path}:{number}: unknown keys {sorted(unknown)} for {record.__name__}", hint=hint
             )
         try:
-            rows.append(
-                record(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
-            )
+            yield record(**{k: tuple(v) if isinstance(v, list) else v for k, v in value.items()})
         except TypeError as error:
             raise EyasError(f"{path}:{number}: {error}", hint=hint) from None
-    return rows
+
+
+def read_records(path: Path, record: type[R], *, hint: str | None = None) -> list[R]:
+    """Read a JSONL file of one record type whole; see `iter_records`."""
+    return list(iter_records(path, record, hint=hint))
 
 
 def sha256_of(path: Path) -> str:

@@ -159,6 +159,10 @@ class Merge:
 
     sources: tuple[str, ...]
     caps: dict[str, int]  # data set -> at most so many samples
+    token_caps: dict[str, int]  # data set -> at most so many tokens
+    weights: dict[str, float]  # data set -> share of its rows, 0..1
+    drop: tuple[str, ...]  # data sets that stay out of the mixture
+    extract_tokens_per_s: float | None  # for the projection; null: the last extraction's
     max_tokens: int  # longer samples are cut at a reply's start, never inside a reply
     val_permille: int
     seed: int

@@ -13,6 +13,7 @@ from eyas.errors import EyasError
 from eyas.files import read_json, read_records, write_jsonl
 from eyas.parquet import read_samples
 from eyas.records import Prompt, Response, Violation
+from eyas.stages import reconstruct
 from eyas.stages.reconstruct import work
 from eyas.tokens.codecs import Codec, ReplyParts, load_codec
 from eyas.tokens.tokenizers import train_tokenizer
@@ -201,3 +202,32 @@ def test_responses_that_do_not_fit_the_prompts_are_an_error(
 def test_a_missing_file_names_the_stage_that_makes_it(codec: Codec) -> None:
     with pytest.raises(EyasError, match=r"no such file(.|\n)*dvc repro prepare@chat"):
         work(params())
+
+
+def test_two_processes_write_the_bytes_of_one(
+    answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompts(*[[ASKED]] * 40)
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked)
+    answers = [answer(p, "this is " * (i % 9), completion_tokens=9) for i, p in enumerate(asked)]
+    write_jsonl(Path("data/responses/chat.jsonl"), answers)
+    runs = []
+    for processes in (1, 2):
+        monkeypatch.setattr(reconstruct, "num_workers", lambda *_, n=processes: n)
+        report = work(params())
+        runs.append((report, SAMPLES.read_bytes(), REJECTS.read_bytes()))
+    assert runs[0] == runs[1]
+    assert 0 < runs[0][0].metrics["rows_out"] < 40
+
+
+def test_an_error_among_the_answers_leaves_the_old_samples(answer: Answer) -> None:
+    asked = prompts([ASKED], [ASKED])
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked)
+    write_jsonl(Path("data/responses/chat.jsonl"), [answer(asked[0])])
+    work(params())
+    before = SAMPLES.read_bytes()
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked[:1])
+    write_jsonl(Path("data/responses/chat.jsonl"), map(answer, asked))
+    with pytest.raises(EyasError, match="p1, which is not there"):
+        work(params())
+    assert SAMPLES.read_bytes() == before

@@ -1,6 +1,7 @@
 """The validate stage on files."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from eyas.errors import EyasError
 from eyas.files import read_records, write_json, write_jsonl
 from eyas.parquet import read_samples, write_samples
 from eyas.records import Sample, Violation
+from eyas.stages import validate
 from eyas.stages.validate import work
 from eyas.tokens.tokenizers import train_tokenizer
 
@@ -126,6 +128,18 @@ def test_a_second_run_writes_the_same_bytes() -> None:
         work(params())
         digests.append([hashlib.sha256(p.read_bytes()).hexdigest() for p in (VALID, REJECTS)])
     assert digests[0] == digests[1]
+
+
+def test_two_processes_write_the_bytes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [replace(kind, id=f"{kind.id}{i}") for i in range(15) for kind in (GOOD, LOOP, CUT)]
+    given_files(rows, [EARLIER])
+    runs = []
+    for processes in (1, 2):
+        monkeypatch.setattr(validate, "num_workers", lambda *_, n=processes: n)
+        report = work(params())
+        runs.append((report, VALID.read_bytes(), REJECTS.read_bytes()))
+    assert runs[0] == runs[1]
+    assert runs[0][0].metrics["rows_out"] == 30
 
 
 def test_providers_are_told_by_name_in_the_metrics() -> None:

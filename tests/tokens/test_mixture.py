@@ -7,12 +7,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from eyas.errors import EyasError
 from eyas.records import Sample
 from eyas.settings import Merge
-from eyas.tokens.mixture import cut_at_reply, is_val, mix, projection
+from eyas.tokens.mixture import check_names, cut_at_reply, is_val, mix
 
 MakeSample = Callable[..., Sample]
-SETTINGS = Merge(sources=("a", "b"), caps={}, max_tokens=50, val_permille=300, seed=0)
+SETTINGS = Merge(
+    sources=("a", "b"),
+    caps={},
+    token_caps={},
+    weights={},
+    drop=(),
+    extract_tokens_per_s=None,
+    max_tokens=50,
+    val_permille=300,
+    seed=0,
+)
 GIVEN = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -112,12 +123,73 @@ def test_nothing_and_everything_are_shares_too(permille: int, share: float) -> N
     assert sum(is_val(f"c{i}", permille) for i in range(50)) / 50 == share
 
 
-def test_the_projection_counts_tokens_and_bytes(make_sample: MakeSample) -> None:
-    rows = [sample_of(make_sample, "c", [(6, 2)]), sample_of(make_sample, "d", [(1, 1)])]
-    assert projection(rows, hidden_size=576) == {
-        "samples": 2,
-        "tokens": 10,
-        "supervised_share": 0.3,
-        "states_bytes": 10 * (8 * 576 + 16),
-    }
-    assert projection([], hidden_size=576)["tokens"] == 0
+@GIVEN
+@given(
+    rows=st.lists(turns, max_size=20),
+    weight=st.floats(0.01, 1.0),
+    cap=st.integers(0, 20),
+    token_cap=st.integers(0, 400),
+)
+def test_rows_add_up_under_every_rule_at_once(
+    make_sample: MakeSample,
+    rows: list[list[tuple[int, int]]],
+    weight: float,
+    cap: int,
+    token_cap: int,
+) -> None:
+    samples = [sample_of(make_sample, f"c{i}", t) for i, t in enumerate(rows)]
+    rules = replace(SETTINGS, weights={"a": weight}, caps={"a": cap}, token_caps={"a": token_cap})
+    mixture = mix({"a": samples}, rules)
+    out = [*mixture.train, *mixture.val]
+    assert mixture.rows_in == len(samples) == len(out) + sum(mixture.rejects.values())
+    assert len(out) <= min(cap, round(weight * len(samples)))
+    assert sum(len(s.input_ids) for s in out) <= token_cap
+
+
+def test_a_weight_takes_a_share_and_a_smaller_one_a_part_of_it(make_sample: MakeSample) -> None:
+    rows = [sample_of(make_sample, f"c{i}", [(2, 3)]) for i in range(40)]
+    taken = []
+    for weight in (1.0, 0.5, 0.25):
+        mixture = mix({"a": rows}, replace(SETTINGS, weights={"a": weight}))
+        taken.append({s.id for s in (*mixture.train, *mixture.val)})
+        assert mixture.rejects.get("over_weight", 0) == 40 - len(taken[-1])
+    assert [len(ids) for ids in taken] == [40, 20, 10]
+    assert taken[2] < taken[1] < taken[0]
+
+
+def test_a_token_cap_ends_at_the_first_row_that_goes_over(make_sample: MakeSample) -> None:
+    rows = [sample_of(make_sample, f"c{i}", [(2, 3)]) for i in range(10)]
+    mixture = mix({"a": rows, "b": rows[:1]}, replace(SETTINGS, token_caps={"a": 24}))
+    assert len(mixture.train) + len(mixture.val) == 4 + 1
+    assert mixture.rejects == {"over_token_cap": 6}
+
+
+def test_tokens_are_capped_after_samples_are_cut(make_sample: MakeSample) -> None:
+    rows = [sample_of(make_sample, "c", [(10, 10), (40, 10)])]
+    mixture = mix({"a": rows}, replace(SETTINGS, token_caps={"a": 20}))
+    assert [len(s.input_ids) for s in (*mixture.train, *mixture.val)] == [20]
+
+
+def test_a_dropped_set_is_counted_and_changes_no_other(make_sample: MakeSample) -> None:
+    rows = [sample_of(make_sample, f"c{i}", [(2, 3)]) for i in range(10)]
+    others = [sample_of(make_sample, f"d{i}", [(2, 3)]) for i in range(4)]
+    mixture = mix({"a": rows, "b": others}, replace(SETTINGS, drop=("b",)))
+    alone = mix({"a": rows}, SETTINGS)
+    assert (mixture.train, mixture.val) == (alone.train, alone.val)
+    assert (mixture.rows_in, mixture.rejects) == (14, {"dropped_set": 4})
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (replace(SETTINGS, caps={"c": 1}), "merge.caps: 'c' is not in merge.sources"),
+        (replace(SETTINGS, token_caps={"c": 1}), "merge.token_caps: 'c' is not"),
+        (replace(SETTINGS, weights={"c": 1.0}), "merge.weights: 'c' is not"),
+        (replace(SETTINGS, drop=("c",)), "merge.drop: 'c' is not"),
+        (replace(SETTINGS, weights={"a": 0.0}), r"merge.weights.a: expected a share .* got 0.0"),
+        (replace(SETTINGS, weights={"a": 2.0}), "rows are never repeated"),
+    ],
+)
+def test_a_rule_that_cannot_be_names_its_option(rules: Merge, words: str) -> None:
+    with pytest.raises(EyasError, match=words):
+        check_names(rules)

@@ -13,7 +13,15 @@ import pytest
 from eyas.records import Prompt, Response
 from eyas.tokens.borders import EDITS
 from eyas.tokens.codecs.chatml import ChatML
-from eyas.tokens.providers import MIN_REPLIES, Finding, Seen, find_rule, find_rules, look_at
+from eyas.tokens.providers import (
+    MIN_REPLIES,
+    Finding,
+    Seen,
+    find_rule,
+    find_rules,
+    look_at,
+    rows_to_look_at,
+)
 
 OFFICIAL = Path("../shared/kimi")
 END, START = "content_end", "content_start"
@@ -181,3 +189,26 @@ def test_simulated_providers_of_kimi_are_found_out() -> None:
     assert line["recovered"] == ["Joiner", "Stripper"]
     assert list(line["rejected"]) == ["Stranger"]
     assert [line["providers"][p]["silent"] for p in line["recovered"]] == [0, 0]
+
+
+def test_the_rows_to_look_at_are_all_that_the_rules_rest_on(
+    codec: ChatML,
+    make_prompt: Callable[..., Prompt],
+    make_response: Callable[..., Response],
+) -> None:
+    prompt = make_prompt()
+    honest = make_response(prompt)
+    billed = honest.completion_tokens
+    rows = [
+        replace(
+            honest,
+            provider="AB"[number % 3 == 0],
+            completion_tokens=billed + number % 5 % 2,
+            finish_reason="error" if number % 7 == 0 else "stop",
+        )
+        for number in range(900)
+    ]
+    chosen = rows_to_look_at(rows)
+    assert len(chosen) == 2 * 200
+    few = [(prompt, row) for number, row in enumerate(rows) if number in chosen]
+    assert find_rules(few, codec) == find_rules([(prompt, row) for row in rows], codec)

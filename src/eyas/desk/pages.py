@@ -1,12 +1,13 @@
 """The report page: one self-contained HTML file that a person reads from top to bottom.
 
 Reads: what `eyas.desk.results` reads, models/drafter/curves.jsonl, data/valid/*.parquet,
-models/target/eyas_target.json. What is not there is left out, and a note says so.
+data/mixture/projection.json, models/target/eyas_target.json. What is not there is left out, and a
+note says so.
 """
 
 from pathlib import Path
 
-from eyas.desk import markup, plots
+from eyas.desk import markup, plots, projection_table
 from eyas.desk.bills import bill_table
 from eyas.desk.figures import acceptance_figures, data_figures, training_figures
 from eyas.desk.results import (
@@ -222,6 +223,7 @@ def _costs(results: Results, root: Path) -> list[str]:
     drawn, missing = data_figures(results, root)
     if missing:
         parts.append(markup.note(f"Not drawn, since they are not there: {', '.join(missing)}."))
+    parts += projection_table.section(root)
     return [*parts, markup.columns(markup.figure(*f) for f in drawn)]
 
 

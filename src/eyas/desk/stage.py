@@ -5,10 +5,8 @@ stage has any (report, which reads them all, has none: its own file among its de
 stale).
 """
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,12 +16,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from eyas.desk.params import Params
+from eyas.desk.workers import end_with_parent
 from eyas.errors import EyasError
 from eyas.files import write_json
 from eyas.settings import Runtime
 from eyas.status import Status
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CONF = "../../../conf"  # relative to a module in stages/, as hydra.main wants it
 log = logging.getLogger("eyas")
 
@@ -77,5 +75,5 @@ def _end_with_dvc() -> None:
 
     DVC must be the parent, not a shell between: hence `exec` in dvc.yaml.
     """
-    if os.environ.get("DVC_STAGE") and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.environ.get("DVC_STAGE"):
+        end_with_parent()

@@ -7,8 +7,8 @@ Run: python -m eyas.stages.validate select=chat. Source: eyas.tokens.checks.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import hydra
@@ -16,10 +16,11 @@ from omegaconf import DictConfig
 
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
+from eyas.desk.workers import Recipe, num_workers, spread
 from eyas.errors import EyasError
 from eyas.files import read_json, read_jsonl, read_records, write_jsonl
-from eyas.parquet import read_samples, write_samples
-from eyas.records import Sample, Tool, Violation
+from eyas.parquet import read_packed, write_samples
+from eyas.records import Sample, Tool, Violation, outlined, unpacked
 from eyas.settings import Validate
 from eyas.tokens.audit import length_metrics
 from eyas.tokens.checks import Context, violations_of
@@ -27,6 +28,7 @@ from eyas.tokens.codecs import load_codec
 from eyas.tokens.ledger import Account, account_metrics, rejected_providers
 
 _EXAMPLE_WIDTH = 100
+_WORTH_BYTES = 16 << 20  # of parquet: some 7 M tokens, three seconds of a core
 
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
@@ -39,33 +41,85 @@ def work(params: Params) -> Report:
     """Check every sample, hold the gate, write."""
     name = params.value("select")
     rules = params.section("validate", Validate)
-    codec = load_codec(params.section("target.codec", str), Path("models/target"))
+    codec = params.section("target.codec", str)
     hint = f"run `dvc repro reconstruct@{name}`"
     earlier = read_records(Path(f"data/samples/{name}.rejects.jsonl"), Violation, hint=hint)
     accounts = read_json(Path(f"data/samples/{name}.providers.json"), hint=hint)
+    path = Path(f"data/samples/{name}.parquet")
+    samples = read_packed(path, hint=hint)
+    processes = num_workers(path.stat().st_size if path.is_file() else 0, _WORTH_BYTES)
+    pairs = spread(Recipe(make=checker, arguments=(codec, rules, name)), samples, processes)
+    outcome = Outcome(earlier=earlier, accounts=accounts)
+
+    def passing() -> Iterator[Sample]:
+        yield from _kept(pairs, outcome)
+        hold_gate(name, outcome, rules)
+
+    write_samples(Path(f"data/valid/{name}.parquet"), passing())
+    write_jsonl(Path(f"data/valid/{name}.rejects.jsonl"), outcome.found)
+    return _report(outcome.kept, outcome.dropped, outcome.share, accounts)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What came of the samples; those kept are outlined, so that memory is bounded."""
+
+    earlier: list[Violation]  # rejects of reconstruct
+    accounts: dict[str, Account]
+    kept: list[Sample] = field(default_factory=list)
+    found: list[Violation] = field(default_factory=list)
+
+    @property
+    def dropped(self) -> list[Violation]:
+        """Return one violation for each sample that is not kept."""
+        return first_rejects(self.found)
+
+    @property
+    def total(self) -> int:
+        """Return the samples, those that reconstruct rejected among them."""
+        return len(self.kept) + len(self.dropped) + len(self.earlier)
+
+    @property
+    def share(self) -> float:
+        """Return kept / total."""
+        return len(self.kept) / max(1, self.total)
+
+
+def checker(codec_name: str, rules: Validate, name: str) -> Callable[[Sample], list[Violation]]:
+    """Return the function that applies every rule to one packed sample of a data set."""
+    codec = load_codec(codec_name, Path("models/target"))
     context = Context(codec=codec, rules=rules, tools=_declared_tools(name))
-    kept: list[Sample] = []
-    found: list[Violation] = []
-    for sample in read_samples(Path(f"data/samples/{name}.parquet"), hint=hint):
-        violations = violations_of(sample, context)
-        found += violations
+    return lambda sample: violations_of(unpacked(sample), context)
+
+
+def _kept(pairs: Iterable[tuple[Sample, list[Violation]]], outcome: Outcome) -> Iterator[Sample]:
+    for sample, violations in pairs:
+        outcome.found += violations
         if all(v.severity == "flag" for v in violations):
-            kept.append(flagged(sample, violations))
-    dropped = first_rejects(found)
-    total = len(kept) + len(dropped) + len(earlier)
-    share = len(kept) / max(1, total)
+            good = flagged(sample, violations)
+            outcome.kept.append(outlined(good))
+            yield good
+
+
+def hold_gate(name: str, outcome: Outcome, rules: Validate) -> None:
+    """Refuse a data set of which too little passed.
+
+    Raises: EyasError with the table of reasons.
+    """
+    total, share = outcome.total, outcome.share
     if not total:
-        raise EyasError(f"data set '{name}': expected at least one sample, got none", hint=hint)
+        raise EyasError(
+            f"data set '{name}': expected at least one sample, got none",
+            hint=f"run `dvc repro reconstruct@{name}`",
+        )
     if share < rules.min_accepted_share:
         raise EyasError(
             f"data set '{name}': {share:.1%} of {total} accepted, expected at least "
-            f"{rules.min_accepted_share:.1%}\n{reasons_table([*earlier, *dropped])}"
-            + "".join(f"\n  {reason}" for reason in rejected_providers(accounts).values()),
+            f"{rules.min_accepted_share:.1%}\n"
+            f"{reasons_table([*outcome.earlier, *outcome.dropped])}"
+            + "".join(f"\n  {reason}" for reason in rejected_providers(outcome.accounts).values()),
             hint="mend the cause, or lower validate.min_accepted_share",
         )
-    write_samples(Path(f"data/valid/{name}.parquet"), kept)
-    write_jsonl(Path(f"data/valid/{name}.rejects.jsonl"), found)
-    return _report(kept, dropped, share, accounts)
 
 
 def _declared_tools(name: str) -> dict[str, list[Tool]]:

@@ -192,7 +192,7 @@ def _only_flags(check: Check, context: Context) -> bool:
     return check is check_arguments_fit
 
 
-def _body(reply: tuple[int, ...], context: Context) -> tuple[int, ...]:
+def _body(reply: Sequence[int], context: Context) -> Sequence[int]:
     """Return a reply without the stop id at its end."""
     return reply[:-1] if reply[-1] in context.codec.stop_ids else reply
 
@@ -203,7 +203,7 @@ def _replies(sample: Sample, context: Context) -> list[str]:
 
 
 def _parsed(sample: Sample, context: Context) -> list[ReplyParts]:
-    return [_parse(context.codec, sample.input_ids[s:e]) for s, e in sample.spans]
+    return [_parse(context.codec, tuple(sample.input_ids[s:e])) for s, e in sample.spans]
 
 
 @lru_cache(maxsize=64)  # several rules read the same replies

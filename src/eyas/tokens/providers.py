@@ -24,6 +24,7 @@ A provider whose prompt counts do not follow our rendering has another template,
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from eyas.errors import EyasError
 from eyas.records import Prompt, Response
@@ -32,6 +33,7 @@ from eyas.tokens.borders import places_of as borders_of
 from eyas.tokens.codecs import Codec, ReplyParts
 from eyas.tokens.spellings import SPELLINGS, spell
 
+R = TypeVar("R")
 KEPT_FINISHES = ("stop", "length", "tool_calls")
 MIN_REPLIES = 20  # fewer tell nothing
 _TOLD_CALLS = 10  # the same of replies whose count depends on the spelling
@@ -100,6 +102,20 @@ class Seen:
     spaced: frozenset[str] = frozenset()
 
 
+def rows_to_look_at(responses: Iterable[Response]) -> frozenset[int]:
+    """Return the numbers of the replies that `find_rules` looks at: the others need not be held."""
+    held: dict[str, list[int]] = defaultdict(list)
+    for number, response in enumerate(responses):
+        if response.finish_reason in KEPT_FINISHES:
+            held[response.provider].append(number)
+    return frozenset(number for numbers in held.values() for number in _spread(numbers))
+
+
+def _spread(rows: Sequence[R]) -> list[R]:
+    num = min(len(rows), _SAMPLE)
+    return [rows[i * len(rows) // num] for i in range(num)]
+
+
 def find_rules(pairs: Iterable[tuple[Prompt, Response]], codec: Codec) -> dict[str, Finding]:
     """Return what there is to know of each provider, from a sample of its replies."""
     held: dict[str, list[tuple[Prompt, Response]]] = defaultdict(list)
@@ -108,9 +124,7 @@ def find_rules(pairs: Iterable[tuple[Prompt, Response]], codec: Codec) -> dict[s
             held[response.provider].append((prompt, response))
     found = {}
     for provider, rows in sorted(held.items()):
-        num = min(len(rows), _SAMPLE)
-        spread = (rows[i * len(rows) // num] for i in range(num))
-        seen = [s for p, r in spread if (s := look_at(p, r, codec)) is not None]
+        seen = [s for p, r in _spread(rows) if (s := look_at(p, r, codec)) is not None]
         found[provider] = find_rule(provider, seen)
     return found
 

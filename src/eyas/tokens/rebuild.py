@@ -240,7 +240,7 @@ def _trajectory_sample(prompt: Prompt, part: int, ids: list[int], spans: list[Sp
 
 def _is_empty(reply_ids: Sequence[int], codec: Codec) -> bool:
     """Tell whether a reply says nothing: a stop id and markers of parts are no words."""
-    return not set(reply_ids) - codec.markup_ids - set(codec.stop_ids)
+    return all(i in codec.markup_ids or i in codec.stop_ids for i in reply_ids)
 
 
 def _flags(response: Response, evidence: Evidence) -> tuple[str, ...]:

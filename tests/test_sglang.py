@@ -41,7 +41,12 @@ def server() -> Any:
 
 
 @pytest.fixture(scope="module")
-def bench(server: Any) -> Any:
+def probe() -> Any:
+    return load("benchmarks/sglang_probe.py", "sglang_probe")
+
+
+@pytest.fixture(scope="module")
+def bench(server: Any, probe: Any) -> Any:
     return load("benchmarks/serve_sglang.py", "serve_sglang")
 
 
@@ -167,15 +172,11 @@ def path_of(reply: tuple[int, ...]) -> HeldOut:
 
 def line_of(bench: Any, server: Any, ids: tuple[int, ...], *counts: int) -> dict[str, Any]:
     """Compare replies of these verifications with our own, which took two each."""
-    reference = bench.Reference(
-        target="t",
-        num_drafts=3,
-        decoding={"max_new_tokens": 4, "stop_ids": (2,)},
-        paths=[path_of((4, 5, 6, 7))] * len(counts),
-        replays=[Verified(gains=(2, 1), accepted=(1, 0), judged=(2, 1))] * len(counts),
+    return bench.compare(
+        [path_of((4, 5, 6, 7))] * len(counts),
+        [Verified(gains=(2, 1), accepted=(1, 0), judged=(2, 1))] * len(counts),
+        [server.Reply(ids=ids, verifications=n) for n in counts],
     )
-    replies = [server.Reply(ids=ids, verifications=n, accepted_drafts=1) for n in counts]
-    return bench.compare(reference, replies, {"sglang": "0"})
 
 
 def test_equal_ids_and_verifications_meet_the_bar(bench: Any, server: Any) -> None:

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from eyas.drafter.acceptance import Decoded, Verified
+from eyas.drafter.config import DrafterConfig
+from eyas.drafter.export import expected_shapes
 from eyas.drafter.heldout import HeldOut
+from eyas.drafter.inference import DraftRunner
 from eyas.errors import EyasError
 from eyas.records import Prompt
 
@@ -242,3 +245,48 @@ def test_every_package_of_the_server_is_pinned_and_none_brings_cuda() -> None:
         for line in lines
         if not line.startswith("sglang==")
     )
+
+
+CONFIG = DrafterConfig(
+    hidden_size=16,
+    target_hidden_size=16,
+    intermediate_size=24,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    vocab_size=40,
+    draft_vocab_size=40,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    max_position_embeddings=64,
+    aux_layers=(1, 3, 4),
+    target_name="t",
+    target_revision="r",
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def test_a_probe_drafts_as_its_original_though_all_its_norms_are_others(probe: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(shape, generator=generator)
+        for name, shape in expected_shapes(CONFIG).items()
+    }
+    weights["d2t"] = torch.zeros(40, dtype=torch.int64)
+    other = probe.probe_of(weights, query_scale=1.0)
+    norms = [name for name, weight in weights.items() if "norm" in name and weight.ndim == 1]
+    assert len(norms) == 4
+    for name in norms:
+        assert float((other[name] / weights[name] < 0).float().mean()) > 0.2
+    embed_VD = torch.randn(40, 16, generator=generator)
+    aux_TLD = torch.randn(30, 3, 16, generator=generator)
+    path = torch.randint(0, 40, (31,), generator=generator).tolist()
+    original, made = (
+        DraftRunner(tensors, CONFIG, embed_VD).draft_everywhere(path, aux_TLD, 3)
+        for tensors in (weights, other)
+    )
+    assert torch.equal(original, made)
+    skipped = other | {norms[0]: torch.ones(16)}
+    wrong = DraftRunner(skipped, CONFIG, embed_VD).draft_everywhere(path, aux_TLD, 3)
+    assert float((wrong == original).float().mean()) < 0.5

@@ -45,7 +45,7 @@ test: $(VENV)/.dev ## format, lint, types, all tests, coverage
 	$(MAKE) --no-print-directory check
 	pytest --cov --cov-report=term --cov-fail-under=90
 
-# SGLang has an environment of its own (2.8 GB). Without dependencies, so that no CUDA package is ever fetched.
+# SGLang has an environment of its own (2.7 GB). Without dependencies, so that no CUDA package is ever fetched.
 $(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock | $(VENV)/.run
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: -r requirements/torch.txt \

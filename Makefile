@@ -3,6 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
+SGLANG := .venv-sglang
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
@@ -11,10 +12,10 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast rehearse bench plan status lock ui clean
+.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 install: $(VENV)/.run ## create .venv from the locked requirements
 
@@ -44,6 +45,21 @@ test: $(VENV)/.dev ## format, lint, types, all tests, coverage
 	$(MAKE) --no-print-directory check
 	pytest --cov --cov-report=term --cov-fail-under=90
 
+# SGLang has an environment of its own (2.7 GB). Without dependencies, so that no CUDA package is ever fetched.
+$(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock | $(VENV)/.run
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: -r requirements/torch.txt \
+	  || { echo "make: the index has no such torch; name one that has in PIP_INDEX_URL or PIP_FIND_LINKS"; exit 1; }
+	$(SGLANG)/bin/python -m pip show torch | grep '^Version: .*+cpu' > /dev/null \
+	  || { $(SGLANG)/bin/python -m pip uninstall -q -y torch; \
+	       echo "make: pip found a CUDA build of torch and it is removed again; name an index of CPU builds in PIP_INDEX_URL"; exit 1; }
+	$(VENV)/bin/uv pip install -q --python $(SGLANG) --no-deps --no-build -r requirements/sglang.lock \
+	  || { echo "make: the index lacks a wheel of requirements/sglang.lock for this Python (3.11 is known to work), see above"; exit 1; }
+	touch $@
+
+test-sglang: $(VENV)/.run $(SGLANG)/.ready ## a real SGLang serves the drafter of `make run`, else a tiny one: lossless, same acceptance
+	python benchmarks/serve_sglang.py $(if $(wildcard models/export/config.json),--folder .,--tiny)
+
 fast: $(VENV)/.dev ## the fast tests only
 	pytest -m "not slow"
 
@@ -71,7 +87,8 @@ status: $(VENV)/.run ## the stages at work
 lock: $(VENV)/.run ## resolve requirements/*.in again
 	cd requirements && for name in base dev bench; do \
 	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in $$( [ $$name = base ] || echo $$name.in ) -o $$name.lock; done
-	cd requirements && uv pip compile -q --no-deps --no-header --no-annotate --generate-hashes data.in -o data.lock
+	cd requirements && for name in data sglang; do \
+	  uv pip compile -q --no-deps --no-header --no-annotate --generate-hashes $$name.in -o $$name.lock; done
 
 ui: $(VENV)/.run ## MLflow on http://127.0.0.1:5000
 	mlflow server --backend-store-uri sqlite:///var/mlflow.db --host 127.0.0.1 --port 5000 --workers 1

@@ -1,0 +1,1 @@
+"""Empty: image processors look their functions up here when they are called."""

@@ -1,0 +1,54 @@
+"""A drafter made to be misread: of nearly the same function, but no tensor of it may be left out.
+
+A trained drafter's norms lie near one, which is what a server that skips a key puts in their place,
+and its attention, sharply on the newest token, hardly depends on RoPE. Serving it proves little
+about either: with `hidden_norm` renamed or another `rope_theta` SGLang accepted exactly as much.
+
+Legend: D hidden size.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_LAYER = "midlayer."
+_QUERY = f"{_LAYER}self_attn.q_proj.weight"
+_INPUT, _HIDDEN, _MLP = (
+    f"{_LAYER}{name}.weight"
+    for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+)
+_FINAL = "norm.weight"
+# Another rope_theta then changes how often half of the prompts verify (SmolLM2, 1e5 for 1e4).
+_QUERY_SCALE = 0.35
+
+
+def probe_of(
+    tensors: Mapping[str, Tensor], *, query_scale: float = _QUERY_SCALE
+) -> dict[str, Tensor]:
+    """Return the drafter with norms that are not one, and with flatter attention.
+
+    Each weight of a norm is multiplied by a sign and a power of two, and the columns that read it
+    are divided by the same: exact in every float, so with queries unscaled not one bit of a logit
+    changes. Where a norm is skipped, the drafts are noise.
+    """
+    generator = torch.Generator().manual_seed(0)
+    scale_D = {
+        name: _signed_powers(len(tensors[name]), generator)
+        for name in (_INPUT, _HIDDEN, _MLP, _FINAL)
+    }
+    both = torch.cat([scale_D[_INPUT], scale_D[_HIDDEN]])  # the order in which q, k, v read them
+    readers = {f"{_LAYER}self_attn.{name}_proj.weight": both for name in "qkv"}
+    readers |= {f"{_LAYER}mlp.{name}_proj.weight": scale_D[_MLP] for name in ("gate", "up")}
+    readers["lm_head.weight"] = scale_D[_FINAL]
+    probe = dict(tensors)
+    probe |= {name: tensors[name] * scale for name, scale in scale_D.items()}
+    probe |= {name: tensors[name] / scale for name, scale in readers.items()}
+    probe[_QUERY] = probe[_QUERY] * query_scale
+    return probe
+
+
+def _signed_powers(count: int, generator: torch.Generator) -> Tensor:
+    powers = torch.randint(-2, 3, (count,), generator=generator)
+    signs = 1 - 2 * torch.randint(0, 2, (count,), generator=generator)
+    return torch.exp2(powers) * signs

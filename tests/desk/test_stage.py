@@ -7,6 +7,7 @@ import psutil
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from eyas.desk import stage
 from eyas.desk.params import Params, read_params
 from eyas.desk.stage import Report, run_stage
 from eyas.errors import EyasError
@@ -52,12 +53,30 @@ def test_an_error_of_the_user_is_one_line_and_no_metrics(
     assert json.loads(Path("var/status/prepare-chat.json").read_text())["state"] == "failed"
 
 
+def test_a_stage_at_work_gives_signs_of_life(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "_BEAT_S", 0.01)
+    path = Path("var/status/merge-chat.json")
+    heard = set()
+
+    def work(_: Params) -> Report:
+        assert json.loads(path.read_text())["state"] == "run"
+        while len(heard) < 3:
+            heard.add(json.loads(path.read_text())["heartbeat_s"])
+        return Report(summary="merged", metrics={})
+
+    run_stage("merge", work, config)
+    assert json.loads(path.read_text())["state"] == "done"
+
+
 def test_a_defect_of_ours_keeps_its_traceback(config: DictConfig) -> None:
     def broken(_: Params) -> Report:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         run_stage("prepare", broken, config)
+    assert json.loads(Path("var/status/prepare-chat.json").read_text())["state"] == "failed"
 
 
 def test_a_stage_is_tracked_unless_it_is_off(

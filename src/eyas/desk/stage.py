@@ -5,11 +5,13 @@ stage has any (report, which reads them all, has none: its own file among its de
 stale).
 """
 
+import contextlib
 import logging
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +25,8 @@ from eyas.settings import Runtime
 from eyas.status import Status
 
 CONF = "../../../conf"  # relative to a module in stages/, as hydra.main wants it
+_BEAT_S = 5.0
+_TELL_THEMSELVES = ("generate", "extract", "train")  # silence of theirs is a stall
 log = logging.getLogger("eyas")
 
 
@@ -45,9 +49,11 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
     params = Params(config)
     title = f"{name}@{params.value('select')}" if params.value("select") else name
     status = Status(title)
+    status.tell("run", {})
     try:
         runtime = params.knob("runtime", Runtime)
-        report = work(params)
+        with contextlib.nullcontext() if name in _TELL_THEMSELVES else _beating(status):
+            report = work(params)
         if report.metrics:
             write_json(Path("metrics") / f"{title.replace('@', '-')}.json", dict(report.metrics))
     except (EyasError, OSError) as error:
@@ -77,3 +83,21 @@ def _end_with_dvc() -> None:
     """
     if os.environ.get("DVC_STAGE"):
         end_with_parent()
+
+
+@contextlib.contextmanager
+def _beating(status: Status) -> Generator[None]:
+    """Say every few seconds that the stage is alive."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(_BEAT_S):
+            status.tell("run", {})
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -70,7 +70,7 @@ def render(found: Sequence[Word], now_s: float) -> Group:
     for word in found:
         state = state_of(word, now_s)
         table.add_row(*_cells(word, state))
-        if word["reason"]:
+        if word["reason"] and (state != "done" or word is found[-1]):
             details.append(Text(f"{name_of(word)}: {word['reason']}", _STYLES.get(state, "")))
         if "budget" in word and state not in ("done",):
             details += _generation(word, now_s)

@@ -26,25 +26,14 @@ from rich.console import Console
 from rich.table import Table
 
 from eyas.desk.params import Params, check, compose
-from eyas.generation.jobs import Job, Wish, admission_order, build_jobs
+from eyas.desk.wish import wish_of
+from eyas.generation.jobs import Job, admission_order, build_jobs
 from eyas.records import Prompt
-from eyas.settings import Dataset, Endpoint, PartitionRule, Runtime, Sampling
+from eyas.settings import Dataset, Runtime
 
 SIMULATION = Path("conf/simulation/default.yaml")
 PROMPT_TOKENS = {"short": (350, 0.6), "long": (3000, 0.5)}  # median, sigma; assumption
 STORM = {"first": 0, "count": 1000, "fault": "rate_limited", "retry_after_s": 89.0}
-
-
-def wish_of(params: Params, dataset: Dataset, model: str) -> Wish:
-    """Return what the requests of a data set have in common."""
-    endpoint = params.section("endpoint", Endpoint)
-    return Wish(
-        endpoint=replace(endpoint, model=model),
-        sampling=params.section("generate", Sampling),
-        generate=dataset.generate,
-        partition=params.section("partition", dict[str, PartitionRule]),
-        target_revision=None,
-    )
 
 
 def prompts_of(name: str, dataset: Dataset) -> list[Prompt]:
@@ -84,7 +73,8 @@ async def rehearse(
 ) -> dict[str, Any]:
     """Run one data set through the client and compare its books with the server's."""
     dataset = params.section(f"datasets.{name}", Dataset)
-    common = wish_of(params, dataset, model)
+    common = wish_of(params, name)
+    common = replace(common, endpoint=replace(common.endpoint, model=model))
     if options.no_budget:
         common = replace(common, generate=replace(common.generate, budget_tokens=None))
     jobs = admission_order(build_jobs(prompts_of(name, dataset), common), common.sampling.seed)

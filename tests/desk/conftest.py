@@ -1,6 +1,7 @@
 """The files of a finished run, as the stages write them: four data sets, one of trajectories."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from eyas.files import write_json, write_jsonl
 from eyas.parquet import write_samples
-from eyas.records import Sample
+from eyas.records import Prompt, Sample, row_id
 
 SETS = ("chat", "tools", "code", "trajectories")
 ANSWERS = {"chat": 136, "tools": 90, "code": 90, "trajectories": 0}
@@ -159,3 +160,24 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(root / "models/target/eyas_target.json", target)
     (root / "params.yaml").write_text("merge: {sources: [chat, tools, code, trajectories]}\n")
     return root
+
+
+def chat_prompt(number: int, prompt_tokens: int) -> Prompt:
+    """Return a short prompt of the set chat."""
+    messages = ({"role": "user", "content": f"q{number}"},)
+    return Prompt(
+        id=row_id("chat", str(number), messages),
+        dataset="chat",
+        upstream_id=str(number),
+        messages=messages,
+        tools=(),
+        prompt_tokens=prompt_tokens,
+        partition="short",
+        licence="none",
+    )
+
+
+@pytest.fixture(scope="session")
+def make_prompt() -> Callable[[int, int], Prompt]:
+    """Return a function of number and prompt tokens that makes a prompt of the set chat."""
+    return chat_prompt

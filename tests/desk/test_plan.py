@@ -3,7 +3,7 @@
 import io
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from eyas.errors import EyasError
 from eyas.files import write_json, write_jsonl
 from eyas.generation.server import build_app
 from eyas.generation.shop import LocalAnswer, Seller
-from eyas.records import Prompt, row_id
+from eyas.records import Prompt
 from eyas.settings import Prices
 
 
@@ -43,30 +43,21 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def tree(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def tree(
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make_prompt: Callable[[int, int], Prompt],
+) -> dict[str, Any]:
     overrides = ["endpoint=openrouter", "partition=kimi", "endpoint.model=lab/model"]
     tree = yaml.safe_load(compose([*overrides, "endpoint.provider={}"]))
     tree["runtime"]["connection"]["url"] = url
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENROUTER_API_KEY", "sk-test")
     write_json(Path("models/target/config.json"), {"hidden_size": 576})
-    write_jsonl(Path("data/prompts/chat.jsonl"), [prompt(i) for i in range(40)])
+    write_jsonl(Path("data/prompts/chat.jsonl"), [make_prompt(i, 100) for i in range(40)])
     tree["datasets"]["chat"]["generate"]["budget_tokens"] = 200_000
     return tree
-
-
-def prompt(number: int) -> Prompt:
-    messages = ({"role": "user", "content": f"q{number}"},)
-    return Prompt(
-        id=row_id("chat", str(number), messages),
-        dataset="chat",
-        upstream_id=str(number),
-        messages=messages,
-        tools=(),
-        prompt_tokens=100,
-        partition="short",
-        licence="none",
-    )
 
 
 def shown(plan: desk.ProjectPlan) -> str:

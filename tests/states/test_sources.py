@@ -88,6 +88,9 @@ def test_a_folder_that_lacks_a_file_is_refused(target: Path, name: str) -> None:
 def test_a_ranks_file_stands_in_for_a_tokenizer(target: Path) -> None:
     (target / "tokenizer.json").rename(target / "tiktoken.model")
     check_folder(target)
+    (target / "tiktoken.model").unlink()
+    with pytest.raises(EyasError, match=r"tokenizer\.json"):
+        check_folder(target)
 
 
 def test_a_target_without_a_chat_template_is_refused(target: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Answers bought elsewhere are taken once, and everything else is told."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,17 @@ from eyas.desk.params import Params, compose
 from eyas.errors import EyasError
 from eyas.files import write_json, write_jsonl
 from eyas.generation.journal import Journal
-from eyas.records import Prompt, row_id
+from eyas.records import Prompt
 
-
-def prompt(number: int) -> Prompt:
-    messages = ({"role": "user", "content": f"q{number}"},)
-    return Prompt(
-        id=row_id("chat", str(number), messages),
-        dataset="chat",
-        upstream_id=str(number),
-        messages=messages,
-        tools=(),
-        prompt_tokens=10,
-        partition="short",
-        licence="none",
-    )
+Make = Callable[[int, int], Prompt]
 
 
 @pytest.fixture
-def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
+def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_prompt: Make) -> Params:
     tree = yaml.safe_load(compose())
     monkeypatch.chdir(tmp_path)
     write_json(Path("models/target/eyas_target.json"), {"revision": "r1"})
-    write_jsonl(Path("data/prompts/chat.jsonl"), [prompt(i) for i in range(4)])
+    write_jsonl(Path("data/prompts/chat.jsonl"), [make_prompt(i, 10) for i in range(4)])
     return Params(tree)
 
 
@@ -45,11 +34,16 @@ def write(rows: list[Any]) -> Path:
     return path
 
 
-def test_answers_are_taken_once_by_id_or_by_messages(params: Params) -> None:
+def test_answers_are_taken_once_by_id_or_by_messages(params: Params, make_prompt: Make) -> None:
     counts = {"prompt_tokens": 10, "completion_tokens": 3, "cost_usd": 0.5}
     rows = [
-        {"id": prompt(0).id, "content": "yes", **counts},
-        {"messages": prompt(1).messages, "content": None, "reasoning": "so", "usage": counts},
+        {"id": make_prompt(0, 10).id, "content": "yes", **counts},
+        {
+            "messages": make_prompt(1, 10).messages,
+            "content": None,
+            "reasoning": "so",
+            "usage": counts,
+        },
     ]
     file = write(rows)
     assert list(import_answers(params, "chat", file).lines()) == ["2 answers taken"]
@@ -64,8 +58,12 @@ def test_answers_are_taken_once_by_id_or_by_messages(params: Params) -> None:
     assert {r.source for r in found} == {"imported"}
 
 
-def test_a_response_of_another_clone_comes_back_as_it_was(params: Params) -> None:
-    first = write([{"id": prompt(0).id, "content": "yes", "true_ids": [1, 2], "provider": "P"}])
+def test_a_response_of_another_clone_comes_back_as_it_was(
+    params: Params, make_prompt: Make
+) -> None:
+    first = write(
+        [{"id": make_prompt(0, 10).id, "content": "yes", "true_ids": [1, 2], "provider": "P"}]
+    )
     import_answers(params, "chat", first)
     with Journal(Path("var/journal/chat"), reserve_bytes=4096) as journal:
         [response] = [journal.read(fingerprint) for fingerprint in journal.books.entries]
@@ -75,8 +73,10 @@ def test_a_response_of_another_clone_comes_back_as_it_was(params: Params) -> Non
         assert [journal.read(fingerprint) for fingerprint in journal.books.entries] == [response]
 
 
-def test_every_row_that_is_not_taken_is_told_with_its_place(params: Params) -> None:
-    known = {"id": prompt(0).id}
+def test_every_row_that_is_not_taken_is_told_with_its_place(
+    params: Params, make_prompt: Make
+) -> None:
+    known = {"id": make_prompt(0, 10).id}
     rows = [
         b"{",
         [1],

@@ -156,7 +156,7 @@ class Run:
             return row
         if todo and self._limits.admits(todo[0].prompt.prompt_tokens, todo[0].max_tokens):
             job = todo.popleft()
-            return Row(job, self._limits.admit(job.prompt.prompt_tokens, job.max_tokens))
+            return Row(job, self._limits.admit(job.prompt.prompt_tokens, job.max_tokens, now_s))
         self._dry = not self._waiting
         return None
 
@@ -211,7 +211,7 @@ class Run:
             completion_tokens=job.max_tokens if completion_tokens is None else completion_tokens,
             usd=outcome.cost_usd,
         )
-        self._limits.settle(row.ticket, spent)
+        self._limits.settle(row.ticket, spent, time.monotonic())
         response = response_of(
             row,
             outcome,
@@ -333,7 +333,7 @@ class Run:
                     await asyncio.to_thread(self._journal.sync)
                 except OSError as error:
                     self._halt(EyasError(f"{self._journal.folder}: cannot sync ({error.strerror})"))
-            self.tally.in_flight, self.tally.limit = len(self._tasks), self._limiter.limit
+            self.tally.in_flight = len(self._tasks)
             progress.show(self._view(time.monotonic()))
 
     async def _feel_lag(self) -> None:

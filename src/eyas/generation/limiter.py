@@ -2,9 +2,9 @@
 
 An endpoint refuses at once and answers late. So a probe is time, not a round of answers: after
 three seconds of full use with answers and hardly a refusal the limit grows, by 5 % after a cut,
-then by twice as much each time, up to doubling. What is cut for is a share of refusals: a provider that
-turns away one request in a hundred whatever the load would else hold the limit near 30 (with a cut
-for each refusal it fell to 1 of 2,000 in a rehearsal, 2026-11-30).
+then by twice as much each time, up to doubling. What is cut for is a share of refusals: a provider
+that turns away one request in a hundred whatever the load would else hold the limit near 30 (with
+a cut for each refusal it fell to 1 of 2,000 in a rehearsal, 2026-11-30).
 Pure: the clock is an argument. Source: additive increase, multiplicative decrease (Chiu and Jain
 1989); slow start (RFC 5681); growth that accelerates away from the last cut (CUBIC, RFC 9438).
 """

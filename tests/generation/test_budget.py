@@ -13,6 +13,13 @@ from hypothesis import strategies as st
 from eyas.generation.budget import Budget, rows_within
 
 
+def sent(budget: Budget, prompt_tokens: int, max_tokens: int, now_s: float) -> int:
+    """Admit and send a request; return its ticket."""
+    ticket = budget.admit(prompt_tokens, max_tokens)
+    budget.send(ticket, now_s)
+    return ticket
+
+
 def test_without_a_limit_everything_is_admitted() -> None:
     assert Budget(None).admits(10**9, 10**9)
 
@@ -24,10 +31,11 @@ def test_the_first_request_is_reserved_at_its_longest() -> None:
 
 def test_requests_in_flight_hold_their_room_until_they_end() -> None:
     budget = Budget(200)
-    first = budget.admit(40, 60, 0.0)
+    first = budget.admit(40, 60)
     assert budget.admits(40, 60)
-    budget.admit(40, 60, 0.0)
+    budget.admit(40, 60)
     assert not budget.admits(1, 1)
+    budget.send(first, 0.0)
     budget.settle(first, 40, 10, 1.0)
     assert budget.spent_tokens == 50
     assert budget.admits(10, 40)
@@ -36,7 +44,7 @@ def test_requests_in_flight_hold_their_room_until_they_end() -> None:
 
 def test_a_failed_row_gives_its_room_back_and_a_charge_takes_it() -> None:
     budget = Budget(100)
-    budget.void(budget.admit(40, 60, 0.0))
+    budget.void(budget.admit(40, 60))
     assert budget.admits(40, 60)
     budget.charge(1)
     assert not budget.admits(40, 60)
@@ -52,16 +60,16 @@ def test_held_rows_count() -> None:
 def test_few_failures_do_not_spoil_the_mean() -> None:
     budget = Budget(10**6)
     for _ in range(50):
-        budget.void(budget.admit(1, 1000, 0.0))
+        budget.void(budget.admit(1, 1000))
     for second in range(100):
-        budget.settle(budget.admit(1, 1000, second), 1, 10, second + 1.0)
+        budget.settle(sent(budget, 1, 1000, second), 1, 10, second + 1.0)
     assert budget.mean_tokens() == pytest.approx(10)
 
 
 def test_what_the_longest_requests_take_is_foreseen_before_they_end() -> None:
     # half of the answers have 10 tokens and take 1 s, half 1,000 and 100 s
     budget = Budget(10**7)
-    tickets = [budget.admit(0, 2000, 0.0) for _ in range(1000)]
+    tickets = [sent(budget, 0, 2000, 0.0) for _ in range(1000)]
     for ticket in tickets[:500]:
         budget.settle(ticket, 0, 10, 1.0)
     mean = budget.mean_tokens()
@@ -76,12 +84,26 @@ def test_what_the_longest_requests_take_is_foreseen_before_they_end() -> None:
     assert budget.projected_tokens() > 505_000
 
 
+def test_a_wait_before_a_request_is_sent_again_says_nothing_of_its_length() -> None:
+    # a storm refuses all for 89 s; then 300 tokens take 3 s, as they would have at once
+    stormed, calm = Budget(10**7), Budget(10**7)
+    for budget, begin_s in ((stormed, 89.0), (calm, 0.0)):
+        tickets = [sent(budget, 0, 2000, 0.0) for _ in range(200)]
+        for ticket in tickets:
+            budget.rest(ticket)
+            budget.send(ticket, begin_s)
+        for ticket in tickets[:150]:
+            budget.settle(ticket, 0, 300, begin_s + 3.0)
+    assert stormed.mean_tokens() == calm.mean_tokens()
+    assert stormed.projected_tokens() == calm.projected_tokens()
+
+
 def test_a_budget_that_is_surely_full_to_half_a_percent_waits_for_nobody() -> None:
     budget = Budget(100_000)
     for second in range(99):
-        budget.settle(budget.admit(0, 2000, second), 0, 1000, second + 1.0)
+        budget.settle(sent(budget, 0, 2000, second), 0, 1000, second + 1.0)
     assert budget.admits(0, 1000)  # 99.0 %
-    ticket = budget.admit(0, 2000, 99.0)
+    ticket = sent(budget, 0, 2000, 99.0)
     assert not budget.admits(0, 100)  # 100 % once it is in
     budget.void(ticket)
     assert budget.admits(0, 1000)
@@ -99,7 +121,7 @@ def run_through(seed: int, concurrency: int, speeds: Sequence[float]) -> tuple[f
         while len(flying) < min(limit, concurrency) and budget.admits(350, 10_240):
             length = min(10_240, round(1900 * math.exp(dice.gauss(0, 0.95))))
             takes_s = 2 + length / (dice.choice(speeds) * dice.uniform(0.75, 1.25))
-            heapq.heappush(flying, (now_s + takes_s, budget.admit(350, 10_240, now_s), length))
+            heapq.heappush(flying, (now_s + takes_s, sent(budget, 350, 10_240, now_s), length))
             begin_s = heapq.heappop(ends) if len(ends) >= concurrency else 0.0
             heapq.heappush(ends, begin_s + takes_s)
         if not flying:

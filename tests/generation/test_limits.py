@@ -23,7 +23,8 @@ def generate(
 @pytest.mark.parametrize(("counts", "spent"), [("total", 30), ("completion", 20)])
 def test_prompts_count_where_they_are_to(counts: str, spent: int) -> None:
     limits = Limits(generate(100, counts=counts), None)
-    ticket = limits.admit(10, 50, 0.0)
+    ticket = limits.admit(10, 50)
+    limits.send(ticket, 0.0)
     limits.settle(ticket, Spent(prompt_tokens=10, completion_tokens=20, usd=1.0), 1.0)
     assert limits.tokens.spent_tokens == spent
 
@@ -31,10 +32,11 @@ def test_prompts_count_where_they_are_to(counts: str, spent: int) -> None:
 def test_dollars_end_admission_where_tokens_would_not() -> None:
     limits = Limits(generate(None, usd=0.0025), PRICES)  # a request of 0 + 100 tokens: $0.001
     assert limits.admits(0, 100)
-    first = limits.admit(0, 100, 0.0)
+    first = limits.admit(0, 100)
     assert limits.admits(0, 100)
-    second = limits.admit(0, 100, 0.0)
+    second = limits.admit(0, 100)
     assert not limits.admits(0, 100)
+    limits.send(first, 0.0)
     limits.settle(first, Spent(prompt_tokens=0, completion_tokens=10, usd=0.0001), 1.0)
     assert limits.admits(0, 100)
     limits.void(second)

@@ -30,8 +30,9 @@ class Budget:
     def __init__(self, limit_tokens: int | None) -> None:
         self.limit_tokens = limit_tokens
         self.spent_tokens = 0
-        self._answers: list[tuple[float, int]] = []  # seconds since admission, tokens
-        self._open: dict[int, tuple[int, int, float]] = {}  # ticket -> prompt, max_tokens, since
+        self._answers: list[tuple[float, int]] = []  # seconds in flight, tokens
+        self._open: dict[int, tuple[int, int]] = {}  # ticket -> prompt tokens, max_tokens
+        self._sent_s: dict[int, float] = {}  # ticket -> when, for those in flight
         self._open_prompts = self._open_caps = 0
         self._tickets = 0
         self._outlook: Outlook | None = None
@@ -60,12 +61,11 @@ class Budget:
         prompts = self._open_prompts + prompt_tokens
         return self.spent_tokens + prompts + reserve <= self.limit_tokens
 
-    def admit(self, prompt_tokens: int, max_tokens: int, now_s: float) -> int:
-        """Reserve room for a request; return the ticket that `settle` or `void` takes back."""
+    def admit(self, prompt_tokens: int, max_tokens: int) -> int:
+        """Reserve room for a row; return the ticket that `settle` or `void` takes back."""
         ticket = self._tickets
         self._tickets += 1
-        self._now_s = now_s
-        self._open[ticket] = (prompt_tokens, max_tokens, now_s)
+        self._open[ticket] = (prompt_tokens, max_tokens)
         self._open_prompts += prompt_tokens
         self._open_caps += max_tokens
         if self._outlook:
@@ -74,11 +74,19 @@ class Budget:
             self._foretold_variance += self._outlook.variance
         return ticket
 
+    def send(self, ticket: int, now_s: float) -> None:
+        """Note that the row's request leaves now, for the first time or again."""
+        self._sent_s[ticket] = self._now_s = now_s
+
+    def rest(self, ticket: int) -> None:
+        """Note that the row's request failed and waits; its age begins anew when it is sent."""
+        self._sent_s.pop(ticket, None)
+
     def settle(self, ticket: int, prompt_tokens: int, completion_tokens: int, now_s: float) -> None:
         """Replace a reservation by what was billed."""
         self._now_s = now_s
-        since_s = self._close(ticket)
-        self._answers.append((now_s - since_s, completion_tokens))
+        self._answers.append((now_s - self._sent_s[ticket], completion_tokens))
+        self._close(ticket)
         self._add(prompt_tokens + completion_tokens)
 
     def void(self, ticket: int) -> None:
@@ -105,12 +113,12 @@ class Budget:
         self.spent_tokens += tokens
         self._changes += 1
 
-    def _close(self, ticket: int) -> float:
-        prompt_tokens, max_tokens, since_s = self._open.pop(ticket)
+    def _close(self, ticket: int) -> None:
+        prompt_tokens, max_tokens = self._open.pop(ticket)
+        self.rest(ticket)
         self._open_prompts -= prompt_tokens
         self._open_caps -= max_tokens
         self._foretold_tokens -= self._foretold.pop(ticket, 0.0)
-        return since_s
 
     def _reserve(self, more: int, caps: int) -> float:
         """Return the room for those in flight and `more` of them, their max_tokens at most."""
@@ -136,8 +144,8 @@ class Budget:
             return
         step = max(len(self._open) * _RESCAN_SHARE, len(self._answers) / 1000, 1)
         self._rescan_at = self._changes + int(step)
-        rows = self._open.values()
-        ages_s, caps = [self._now_s - since_s for *_, since_s in rows], [cap for _, cap, _ in rows]
+        ages_s = [self._now_s - self._sent_s.get(ticket, self._now_s) for ticket in self._open]
+        caps = [max_tokens for _, max_tokens in self._open.values()]
         self._outlook = foretell(self._answers, ages_s, caps)
         self._foretold = dict(zip(self._open, self._outlook.open_mean_n.tolist(), strict=True))
         self._foretold_tokens = sum(self._foretold.values())

@@ -57,11 +57,23 @@ class Limits:
             self._usd is None or self._usd.admits(*self._units(prompt_tokens, max_tokens))
         )
 
-    def admit(self, prompt_tokens: int, max_tokens: int, now_s: float) -> int:
-        """Reserve room for a request; return its ticket."""
+    def admit(self, prompt_tokens: int, max_tokens: int) -> int:
+        """Reserve room for a row; return its ticket."""
         if self._usd:
-            self._usd.admit(*self._units(prompt_tokens, max_tokens), now_s)
-        return self.tokens.admit(self._prompt(prompt_tokens), max_tokens, now_s)
+            self._usd.admit(*self._units(prompt_tokens, max_tokens))
+        return self.tokens.admit(self._prompt(prompt_tokens), max_tokens)
+
+    def send(self, ticket: int, now_s: float) -> None:
+        """Note that the row's request leaves now."""
+        self.tokens.send(ticket, now_s)
+        if self._usd:
+            self._usd.send(ticket, now_s)
+
+    def rest(self, ticket: int) -> None:
+        """Note that the row's request failed and waits."""
+        self.tokens.rest(ticket)
+        if self._usd:
+            self._usd.rest(ticket)
 
     def settle(self, ticket: int, spent: Spent, now_s: float) -> None:
         """Replace a reservation by what was billed."""

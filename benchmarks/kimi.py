@@ -1,7 +1,7 @@
 """Run the whole Kimi project at reduced size: nine data sets, real tokenizer, stand-in target.
 
 The project is laid into an empty folder; conf/ gets one experiment on top of `kimi_k2_5`. The
-target is a Llama of a few random layers over Kimi's 163,840 ids, replies are sold by a simulated
+target is a small Llama over Kimi's 163,840 ids, replies are sold by a simulated
 market whose bill counts Kimi's own tokens, and the upstream rows are read from a folder, recast
 where that folder has no rows in the form of the data set. Prints minutes a stage in a JSON line.
 `--plan`: instead, what `eyas plan` says of the project at full size, with made-up prompts.
@@ -29,8 +29,9 @@ from eyas.files import write_jsonl
 from eyas.settings import Dataset
 
 Row = dict[str, Any]
-ROWS = 28  # of each data set, before the held-out split
+ROWS = 20  # of each data set, before the held-out split
 VOCABULARY, END_OF_TURN = 163_840, 163_586
+FOLLOWED = 30_000  # of them in use by the target; the draft vocabulary holds these
 TOKENIZER_FILES = ("tiktoken.model", "tokenizer_config.json")
 
 
@@ -73,7 +74,11 @@ def rows_of(folder: Path, name: str) -> Iterator[Row]:
 
 
 def write_target(kimi: Path, folder: Path) -> None:
-    """Write a random Llama over Kimi's vocabulary, with Kimi's tokenizer."""
+    """Write a small Llama over Kimi's vocabulary, with Kimi's tokenizer.
+
+    Its layers are random and say little, so it answers token i with token 7 i + 11 modulo FOLLOWED:
+    a drafter that reads the right embedding, state, head and map is accepted, any other is not.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -93,11 +98,14 @@ def write_target(kimi: Path, folder: Path) -> None:
         eos_token_id=END_OF_TURN,
         pad_token_id=163_839,
         tie_word_embeddings=False,
-        initializer_range=0.1,
         dtype=torch.float32,
     )
     torch.manual_seed(0)
-    save_weights(LlamaForCausalLM(config).state_dict(), folder)
+    weights = LlamaForCausalLM(config).state_dict()
+    ids, known = torch.arange(FOLLOWED), torch.randn(FOLLOWED, config.hidden_size)
+    weights["model.embed_tokens.weight"] = known[torch.arange(VOCABULARY) % FOLLOWED]
+    weights["lm_head.weight"][(7 * ids + 11) % FOLLOWED] = known
+    save_weights(weights, folder)
     save_configs(config, folder)
     for name in TOKENIZER_FILES:
         (folder / name).write_bytes((kimi / name).read_bytes())
@@ -129,7 +137,10 @@ def write_experiment(project: Path, target: Path, prompts: Path, port: int) -> N
             "merge": {"extract_tokens_per_s": None},
             "train": {"epochs": 1},
             "evaluate": {"max_prompts_per_set": 2, "max_new_tokens": 12, "draft_steps": [1, 3]},
-            "runtime": {"connection": {"url": f"http://127.0.0.1:{port}/api/v1"}},
+            "runtime": {
+                "tracking": "off",
+                "connection": {"url": f"http://127.0.0.1:{port}/api/v1"},
+            },
         },
         "# @package _global_\n",
     )

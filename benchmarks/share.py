@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import market
+import pyarrow.parquet as pq
 import yaml
 from workspace import KEY, commit, copy_tree, free_port, served, shell, stages_of, write_yaml
 
@@ -98,14 +99,23 @@ def repeated(log: str) -> list[str]:
 
 def private_text(place: Path, home: Path) -> list[str]:
     """Return the files under `place` that hold the key or a path of this machine."""
-    words = [KEY.encode(), str(home).encode(), str(Path.home()).encode() + b"/"]
+    words = [KEY.encode(), str(home).encode(), f"{Path.home()}/".encode()]
     files = [path for path in place.rglob("*") if path.is_file()]
-    return [path.name for path in files if any(word in path.read_bytes() for word in words)]
+    return [path.name for path in files if any(word in plain_bytes(path) for word in words)]
+
+
+def plain_bytes(path: Path) -> bytes:
+    """Return a file's bytes, those of a parquet file's columns uncompressed."""
+    content = path.read_bytes()
+    return str(pq.read_table(path).to_pydict()).encode() if content[:4] == b"PAR1" else content
 
 
 def share(kind: str, owner: Path, url: str) -> dict[str, Any]:
     """Push from one clone, pull into another, and go on there."""
     home = owner.parent
+    control = home / "control"
+    control.mkdir(exist_ok=True)
+    (control / "planted").write_text(f"a key: {KEY}")
     clone, forgetful = home / f"clone-{kind}", home / f"forgetful-{kind}"
     with the_remote(kind, home) as (name_it, place, log):
         shell(owner, name_it)
@@ -122,6 +132,7 @@ def share(kind: str, owner: Path, url: str) -> dict[str, Any]:
             "second_push_copies": "Everything is up to date" not in again
             or ": 0 shards copied" not in again,
             "files_with_key_or_path": private_text(place, home),
+            "control": private_text(control, home),
         }
         before = market.ledger(url)
         pushed = log.read_text()

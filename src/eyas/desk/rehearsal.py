@@ -65,11 +65,10 @@ def serve_simulation(path: Path, *, port: int, codec: str | None) -> None:
 
     `codec`: tokens are counted as it does over models/target; None: four characters a token.
     """
-    from eyas.generation.simulator import as_drawn
     from eyas.generation.simulator import serve_simulation as serve
 
     simulation = read_simulation(path)
-    recount = counted_by(load_codec(codec, TARGET)) if codec else as_drawn
+    recount = counted_by(load_codec(codec, TARGET)) if codec else None
     with bind(port) as listener, contextlib.suppress(KeyboardInterrupt):
         number = listener.getsockname()[1]
         sys.stdout.write(f"{simulation.model} (simulated): http://127.0.0.1:{number}{ROOT}\n")

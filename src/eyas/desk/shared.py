@@ -7,7 +7,7 @@ DVC removes a stage's outs before it runs the stage, but what dvc.lock names sta
 import dataclasses
 import logging
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +34,15 @@ def take_shared(jobs: Sequence[Job], journal: Journal, wish: Wish, out: Path) ->
     if cached and not (cached.is_file() or out.is_file() or journal.books.entries):
         _check_not_paid(stage, wish, out)
     taken = 0
-    for path in (out, cached):
-        for response in _answers(path) if path else ():
+    for path in filter(None, (out, cached)):
+        hint = f"remove it; `dvc checkout {out}` restores it"
+        for response in iter_records(path, Response, hint=hint) if path.is_file() else ():
             if response.fingerprint not in journal.books.entries:
                 journal.write("responses", dataclasses.asdict(response))
                 taken += 1
     if taken:
         log.info("%d answers of %s were not in %s and are taken over", taken, out, journal.folder)
     return taken
-
-
-def _answers(path: Path) -> Iterator[Response]:
-    if path.is_file():
-        yield from iter_records(
-            path, Response, hint=f"remove it; `dvc checkout {path}` restores it"
-        )
 
 
 def _check_not_paid(stage: dict[str, Any], wish: Wish, out: Path) -> None:

@@ -46,18 +46,13 @@ class _Market:
     simulation: Simulation
     shop: Shop
     loads: list[int]  # requests in flight, a provider each
-    recount: Recount
+    recount: Recount | None  # gives an answer other counts than a token for four characters
     held_usd: float = 0.0  # price of all running requests at their max_tokens
     cached: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # body -> reply
 
 
-def as_drawn(_body: Mapping[str, Any], answer: LocalAnswer) -> LocalAnswer:
-    """Leave the counts: a token for each four characters."""
-    return answer
-
-
-def build_simulator(simulation: Simulation, recount: Recount = as_drawn) -> web.Application:
-    """Return the application; its shop is `app[SHOP]`. `recount` gives answers other counts."""
+def build_simulator(simulation: Simulation, recount: Recount | None = None) -> web.Application:
+    """Return the application; its shop is `app[SHOP]`."""
     shop = Shop(
         model_name=simulation.model,
         sellers=sellers_of(simulation),
@@ -96,7 +91,7 @@ def build_simulator(simulation: Simulation, recount: Recount = as_drawn) -> web.
 
 
 async def serve_simulation(
-    simulation: Simulation, listener: Any, recount: Recount = as_drawn
+    simulation: Simulation, listener: Any, recount: Recount | None = None
 ) -> None:
     """Serve on a bound socket until cancelled."""
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # cut connections are its task
@@ -157,7 +152,8 @@ async def _sell(
     """Answer and bill; or refuse where the money does not suffice."""
     simulation, seller = market.simulation, market.shop.sellers[choice]
     dice = dice_of(simulation, body.get("seed"), body["messages"])  # equal requests, equal replies
-    answered = market.recount(body, draw_answer(simulation, body, dice))
+    answered = draw_answer(simulation, body, dice)
+    answered = market.recount(body, answered) if market.recount else answered
     speed = simulation.providers[choice].tokens_per_s
     delay_s = draw_delay_s(simulation, speed, answered.completion_tokens, dice)
     held_usd = cost_usd(

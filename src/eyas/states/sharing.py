@@ -49,7 +49,8 @@ def push(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> 
     index, moved = read_manifest(manifest), Moved()
     with _reaching(url, options) as (fs, base):
         for shard in index.shards:
-            path, there = folder / index.meta.key / shard.name, _address(base, shard)
+            path = folder / index.meta.key / shard.name
+            there = f"{base}/{shard.sha256}.safetensors"
             if _size(fs, there) == shard.size_bytes:
                 moved.there_already += 1
                 continue
@@ -74,7 +75,7 @@ def pull(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> 
     with _reaching(url, options) as (fs, base):
         for shard in missing:
             part = home / f".{shard.name}"
-            fs.get_file(_address(base, shard), str(part))
+            fs.get_file(f"{base}/{shard.sha256}.safetensors", str(part))
             if fault := shard_fault(part, shard):
                 part.unlink()
                 raise EyasError(
@@ -104,10 +105,6 @@ def _size(fs: Any, there: str) -> int | None:
         return fs.info(there)["size"]
     except FileNotFoundError:
         return None
-
-
-def _address(base: str, shard: Shard) -> str:
-    return f"{base}/{shard.sha256}.safetensors"
 
 
 def _count(moved: Moved, shard: Shard) -> None:

@@ -74,9 +74,9 @@ check: $(VENV)/.dev ## format, lint, types, parameters in step
 	eyas params --check
 
 remote: $(VENV)/.run $(if $(filter s3://%,$(TO)),$(VENV)/.s3) ## where the team's data lies: TO=/mnt/team/eyas, or TO=s3://bucket/prefix [ENDPOINT=https://...]
-	test -n "$(TO)" || { echo "make: where? make remote TO=/mnt/team/eyas, or TO=s3://bucket/prefix"; exit 1; }
+	@test -n "$(TO)" || { echo "make: where? make remote TO=/mnt/team/eyas, or TO=s3://bucket/prefix"; exit 1; }
 	dvc remote add -q -d -f team "$(TO)"
-	test -z "$(ENDPOINT)" || dvc remote modify -q team endpointurl "$(ENDPOINT)"
+	@test -z "$(ENDPOINT)" || dvc remote modify -q team endpointurl "$(ENDPOINT)"
 
 push: $(VENV)/.run ## data, answers, drafter and hidden states to the remote
 	dvc push

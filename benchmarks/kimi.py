@@ -236,6 +236,8 @@ def rehearse(kimi: Path, prompts: Path) -> None:
             seconds = run_stages(project)
             books = market.ledger(url)
             print(shell(project, "eyas summary"))
+            if "lineage" in shell(project, "eyas --help"):
+                print(shell(project, "eyas lineage models/export"))
             idle = stages_of(shell(project, "dvc repro"))
         edges = shell(project, "dvc dag --dot").count("->")
         facts = {"what": "the Kimi project at reduced size", "minutes": by_verb(seconds)}

@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 
 from eyas.errors import EyasError
 from eyas.files import write_json
-from eyas.states.shards import Shard, kept_shard, prepare_folder, shard_fault
+from eyas.states.shards import Shard, prepare_folder, shard_fault
 from eyas.states.store import HINT, read_manifest
 
 log = logging.getLogger("eyas")
@@ -69,7 +69,7 @@ def pull(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> 
     """
     index, moved = read_manifest(manifest), Moved()
     home = folder / index.meta.key
-    missing = [shard for shard in index.shards if kept_shard(home / shard.name) != shard]
+    missing = [shard for shard in index.shards if shard_fault(home / shard.name, shard)]
     moved.there_already = len(index.shards) - len(missing)
     prepare_folder(home, sum(shard.size_bytes for shard in missing))
     with _reaching(url, options) as (fs, base):

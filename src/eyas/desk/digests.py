@@ -84,6 +84,11 @@ def locked_digests(lock: Path) -> dict[str, str]:
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
 
+def locked_stage(title: str, lock: Path) -> dict[str, Any]:
+    """Return what dvc.lock has of a stage; nothing where it has not run yet."""
+    return _read_yaml(lock).get("stages", {}).get(title, {})
+
+
 def git(*arguments: str) -> str:
     """Return what git prints; nothing where there is no repository or no git."""
     try:

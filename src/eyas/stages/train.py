@@ -115,8 +115,9 @@ def work(params: Params) -> Report:
     )
     codec = load_codec(inputs.store.meta.template, TARGET)
     forced = {*codec.special_ids, *codec.stop_ids, *codec.markup_ids}
-    t2d_V = choose_vocabulary(counts_V, inputs.shape.draft_vocab_size, forced)
-    drafter = Drafter(build_config(inputs), t2d_V)
+    config = build_config(inputs)
+    t2d_V = choose_vocabulary(counts_V, config.draft_vocab_size, forced)
+    drafter = Drafter(config, t2d_V)
     build_start(drafter, inputs)
     OUT.mkdir(parents=True, exist_ok=True)
     save_config(OUT / "config.json", drafter.config)

@@ -72,14 +72,14 @@ def input_digests(title: str, named: Iterable[Path]) -> dict[str, str]:
 def declared_data(title: str, pipeline: Path) -> list[Path]:
     """Return the data and models among the deps of a stage's block in dvc.yaml."""
     stage, _, dataset = title.partition("@")
-    block = _read_yaml(pipeline).get("stages", {}).get(stage, {})
+    block = read_yaml(pipeline).get("stages", {}).get(stage, {})
     deps = [dep.replace("${key}", dataset) for dep in block.get("do", block).get("deps", [])]
     return [Path(dep) for dep in deps if dep.startswith(_DATA)]
 
 
 def locked_digests(lock: Path) -> dict[str, str]:
     """Return the digest of every out that dvc.lock knows."""
-    stages = _read_yaml(lock).get("stages", {})
+    stages = read_yaml(lock).get("stages", {})
     outs = (out for stage in stages.values() for out in stage.get("outs", []))
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
@@ -93,7 +93,8 @@ def git(*arguments: str) -> str:
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML document; an empty one where there is no file."""
     if not path.is_file():
         return {}
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER) or {}

@@ -12,9 +12,7 @@ from typing import Any
 from eyas.files import read_json, sha256_of
 
 _DIGEST = "weights.sha256"
-_WORDS = (
-    "The weights are DVC's: `dvc get . models/export --rev REVISION` (tag git.commit of its run)."
-)
+_WORDS = "The weights are with DVC: `dvc get . models/export --rev REVISION`."
 
 
 def log_model(

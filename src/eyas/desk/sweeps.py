@@ -70,14 +70,17 @@ def read_nodes(datasets: Sequence[str]) -> list[Node]:
     for stage, block in read_yaml(PIPELINE).get("stages", {}).items():
         body = block.get("do", block)
         for dataset in datasets if "foreach" in block else [""]:
-            named = [*body.get("outs", ()), *(p for m in body.get("metrics", ()) for p in m)]
-            lists = (body.get("deps", ()), body.get("params", ()), named)
             deps, params, outs = (
-                tuple(item.replace("${key}", dataset) for item in entries) for entries in lists
+                tuple(_name(e).replace("${key}", dataset) for k in kinds for e in body.get(k, ()))
+                for kinds in (("deps",), ("params",), ("outs", "metrics"))
             )
             title = f"{stage}@{dataset}" if dataset else stage
             nodes.append(Node(title=title, deps=deps, params=params, outs=outs))
     return [node for node in nodes if node.title not in _NEVER]
+
+
+def _name(entry: str | Mapping[str, Any]) -> str:
+    return entry if isinstance(entry, str) else next(iter(entry))
 
 
 def stale(nodes: Sequence[Node], tree: Mapping[str, Any]) -> list[Node]:
@@ -225,7 +228,7 @@ def _record(job: Job) -> dict[str, Any]:
 
 def promote_line(overrides: Sequence[str]) -> str:
     """Return the command that makes a combination the pipeline's own."""
-    told = [o for o in overrides if not o.startswith(_BESIDE)]
+    told = (o for o in overrides if not o.startswith(_BESIDE))
     return " ".join(["dvc exp run", *(f"-S {shlex.quote(o)}" for o in told)])
 
 
@@ -249,24 +252,30 @@ def render(name: str, jobs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     steps = {job["draft_steps"] for job in done}
     told = f", K={steps.pop()}, bonus counted" if len(steps) == 1 else ""
     yield f"Sweep {name}: {len(done)} of {len(jobs)} jobs, by acceptance length{told}"
+    common = set.intersection(*({*_told(job)} for job in jobs)) if len(jobs) > 1 else set()
+    if common:
+        yield f"all with {' '.join(o for o in _told(jobs[0]) if o in common)}"
     yield ""
     yield "  #  length  95 % interval    CPU s      USD  combination"
     for place, job in enumerate(done, start=1):
         interval = f"{job['tau_low']:.2f} to {job['tau_high']:.2f}"
         yield (
             f"{place:3}  {job['tau']:6.2f}  {interval:<13}  {job['cpu_s']:7.0f}"
-            f"  {job['cost_usd']:7.4f}  {_words(job)}"
+            f"  {job['cost_usd']:7.4f}  {_words(job, common)}"
         )
     for job in failed:
-        yield f"  -  failed  {_words(job)}: {job['error']}"
+        yield f"  -  failed  {_words(job, common)}: {job['error'].splitlines()[0]}"
     yield ""
     for place, job in enumerate(done, start=1):
         yield f"{place:3}  {job['promote']}"
 
 
-def _words(job: Mapping[str, Any]) -> str:
-    told = [o for o in job["overrides"] if not o.startswith(_BESIDE)]
-    return " ".join(told) or "(as configured)"
+def _told(job: Mapping[str, Any]) -> list[str]:
+    return [o for o in job["overrides"] if not o.startswith(_BESIDE)]
+
+
+def _words(job: Mapping[str, Any], common: set[str]) -> str:
+    return " ".join(o for o in _told(job) if o not in common) or "(as configured)"
 
 
 def _digest(path: str) -> str:

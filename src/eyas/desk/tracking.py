@@ -117,7 +117,9 @@ def _record_job(place: Path) -> None:
     key = f"sweep-{sweep}/{job['key']}"
     if any(client.get_run(r).info.status == "FINISHED" for r in _find(client, experiment, key)):
         return
-    words = " ".join(job["overrides"]) or "(as configured)"
+    words = (
+        job["promote"].removeprefix("dvc exp run").replace(" -S ", " ").strip() or "as configured"
+    )
     tags = _tags(state, key, "sweep job") | {
         "mlflow.source.name": "eyas.stages.sweep",
         "mlflow.note.content": f"To make it the pipeline's own: `{job['promote']}`. In `{folder}`.",
@@ -134,6 +136,21 @@ def _record_job(place: Path) -> None:
         _log_inputs(client, run, "sweep", job["inputs"])
         log_model(client, experiment, run, folder, figures)
     client.set_terminated(parent)
+
+
+def record_sweep(folder: Path, arguments: Sequence[str], table: str) -> None:
+    """Write on a sweep's run what was asked for, and its table."""
+    _guarded(f"sweep {folder.name}", lambda: _record_sweep(folder, " ".join(arguments), table))
+
+
+def _record_sweep(folder: Path, words: str, table: str) -> None:
+    client, experiment = _open()
+    for run in _find(client, experiment, f"sweep-{folder.name}"):
+        client.set_tag(run, "mlflow.runName", f"sweep {folder.name} {words}"[:_LONGEST_NAME])
+        client.set_tag(run, "sweep.overrides", words[:_LONGEST_TAG])
+        client.log_text(run, table, "table.txt")
+        best = [job for job in (read_json(p) for p in folder.glob("*/job.json")) if "tau" in job]
+        _log_metrics(client, run, {"tau_trained": max(job["tau"] for job in best)})
 
 
 def _sweep(client: Any, experiment: str, sweep: str, state: State, start_ms: int) -> str:

@@ -46,8 +46,10 @@ def run_combination(config: DictConfig) -> float:
         log.error("sweep: %s: error: %s", " ".join(overrides), error)
         write_json(place, {"overrides": overrides, "error": str(error)})
         return math.nan
-    write_json(place, found | {"overrides": overrides, "promote": sweeps.promote_line(overrides)})
-    if Params(tree).knob("runtime", Runtime).tracking != "off":
+    tracked = Params(tree).knob("runtime", Runtime).tracking != "off"
+    told = {"overrides": overrides, "promote": sweeps.promote_line(overrides), "recorded": tracked}
+    write_json(place, found | told)
+    if tracked:
         from eyas.desk import tracking
 
         tracking.record_job(place)
@@ -62,18 +64,30 @@ def work(node: sweeps.Node, tree: Mapping[str, Any]) -> Report:
 
 def main() -> None:
     """Run every combination, print the table; exit 1 if one failed."""
-    folder = sweeps.folder_of(sys.argv[1:])
+    arguments = sys.argv[1:]
+    folder = sweeps.folder_of(arguments)
     sys.argv += [f"hydra.sweep.dir={folder}", f"hydra.run.dir={folder}/0"]
     try:
         run()
     except KeyboardInterrupt:
         sys.exit("sweep: interrupted; finished jobs are kept, run the same command again to go on")
     finally:
-        jobs = sweeps.read_jobs(folder)
-        if jobs:
-            sys.stdout.write("\n".join(["", *sweeps.render(folder.name, jobs), ""]))
-    if any("error" in job for job in jobs):
+        tell(folder, arguments)
+    if any("error" in job for job in sweeps.read_jobs(folder)):
         sys.exit(1)
+
+
+def tell(folder: Path, arguments: list[str]) -> None:
+    """Print the table of the jobs that have ended, and put it into MLflow."""
+    jobs = sweeps.read_jobs(folder)
+    if not jobs:
+        return
+    table = "\n".join([*sweeps.render(folder.name, jobs), ""])
+    sys.stdout.write(f"\n{table}")
+    if any(job.get("recorded") for job in jobs):
+        from eyas.desk import tracking
+
+        tracking.record_sweep(folder, [a for a in arguments if "=" in a], table)
 
 
 if __name__ == "__main__":

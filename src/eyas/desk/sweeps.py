@@ -29,10 +29,18 @@ from eyas.records import canonical_json
 from eyas.settings import Runtime
 
 FOLDER = Path("var/sweeps")
+JOBS = FOLDER / "jobs"
 FINISHED = "job.json"
 _ALWAYS = ("train", "export", "evaluate")
 _NEVER = ("compose", "report")
-_BESIDE = ("hydra.", "+hydra.", "runtime.", "select=")  # overrides that change no output
+_BESIDE = (
+    "hydra.",
+    "hydra/",
+    "+hydra.",
+    "runtime.",
+    "select=",
+    "-",
+)  # overrides that change no output
 log = logging.getLogger("eyas")
 
 
@@ -130,7 +138,7 @@ def plan_job(tree: Mapping[str, Any], overrides: Sequence[str]) -> Job:
     key = _md5(canonical_json([named, dict(sorted(sources.items())), dict(sorted(inputs.items()))]))
     return Job(
         key=key[:12],
-        folder=FOLDER / "jobs" / key[:12],
+        folder=JOBS / key[:12],
         tree=tree,
         overrides=tuple(overrides),
         run=tuple(run),
@@ -164,7 +172,7 @@ def run_job(job: Job, work: Callable[[Node, Mapping[str, Any]], Any]) -> dict[st
     Raises: EyasError if the pipeline's data changed meanwhile, or what a stage raises.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(job.folder.with_suffix(".lock")):  # a worker may have outlived its sweep
+    with locked(job):
         if (job.folder / FINISHED).is_file():
             log.info("sweep: job %s is finished already", job.key)
             return read_json(job.folder / FINISHED)
@@ -183,6 +191,11 @@ def run_job(job: Job, work: Callable[[Node, Mapping[str, Any]], Any]) -> dict[st
         found = _record(job) | costs | {"cpu_s": round(_cpu_s() - started_cpu_s, 1)}
         write_json(job.folder / FINISHED, found)
         return found
+
+
+def locked(job: Job) -> FileLock:
+    """Return the job's lock: a worker may have outlived its sweep, and still be at work."""
+    return FileLock(job.folder.with_suffix(".lock"))
 
 
 def _lay_out(job: Job) -> None:
@@ -226,17 +239,22 @@ def _record(job: Job) -> dict[str, Any]:
     }
 
 
+def told(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that change an output."""
+    return [o for o in overrides if not o.startswith(_BESIDE)]
+
+
 def promote_line(overrides: Sequence[str]) -> str:
     """Return the command that makes a combination the pipeline's own."""
-    told = (o for o in overrides if not o.startswith(_BESIDE))
-    return " ".join(["dvc exp run", *(f"-S {shlex.quote(o)}" for o in told)])
+    return " ".join(["dvc exp run", *(f"-S {shlex.quote(o)}" for o in told(overrides))])
 
 
 def folder_of(arguments: Sequence[str]) -> Path:
     """Return the folder of a sweep: the same arguments on the same state have the same one."""
-    told = sorted(a for a in arguments if not a.startswith(("-", *_BESIDE)))
     lock = _digest(str(LOCK)) if LOCK.is_file() else ""
-    return FOLDER / _md5(canonical_json([told, git("rev-parse", "HEAD"), lock]))[:8]
+    return (
+        FOLDER / _md5(canonical_json([sorted(told(arguments)), git("rev-parse", "HEAD"), lock]))[:8]
+    )
 
 
 def read_jobs(folder: Path) -> list[dict[str, Any]]:
@@ -250,11 +268,11 @@ def render(name: str, jobs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the lines of a sweep's table: acceptance length, its interval, time, combination."""
     done, failed = [j for j in jobs if "tau" in j], [j for j in jobs if "tau" not in j]
     steps = {job["draft_steps"] for job in done}
-    told = f", K={steps.pop()}, bonus counted" if len(steps) == 1 else ""
-    yield f"Sweep {name}: {len(done)} of {len(jobs)} jobs, by acceptance length{told}"
-    common = set.intersection(*({*_told(job)} for job in jobs)) if len(jobs) > 1 else set()
+    how = f", K={steps.pop()}, bonus counted" if len(steps) == 1 else ""
+    yield f"Sweep {name}: {len(done)} of {len(jobs)} jobs, by acceptance length{how}"
+    common = set.intersection(*(set(told(j["overrides"])) for j in jobs)) if jobs[1:] else set()
     if common:
-        yield f"all with {' '.join(o for o in _told(jobs[0]) if o in common)}"
+        yield f"all with {' '.join(o for o in told(jobs[0]['overrides']) if o in common)}"
     yield ""
     yield "  #  length  95 % interval    CPU s      USD  combination"
     for place, job in enumerate(done, start=1):
@@ -270,12 +288,8 @@ def render(name: str, jobs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{place:3}  {job['promote']}"
 
 
-def _told(job: Mapping[str, Any]) -> list[str]:
-    return [o for o in job["overrides"] if not o.startswith(_BESIDE)]
-
-
 def _words(job: Mapping[str, Any], common: set[str]) -> str:
-    return " ".join(o for o in _told(job) if o not in common) or "(as configured)"
+    return " ".join(o for o in told(job["overrides"]) if o not in common) or "(as configured)"
 
 
 def _digest(path: str) -> str:

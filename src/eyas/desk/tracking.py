@@ -22,6 +22,7 @@ from eyas.desk.params import PARAMS_FILE, Params, read_params
 from eyas.desk.registry import log_model, register
 from eyas.desk.results import headlines, read_results
 from eyas.desk.stage import Report
+from eyas.desk.sweeps import JOBS, told
 from eyas.files import read_json, read_jsonl
 
 FOLDER = Path("var")
@@ -109,7 +110,8 @@ def _record(title: str, params: Params, report: Report, started_s: float) -> Non
 def _record_job(place: Path) -> None:
     """Write a run below the sweep's: what it changed, what it read, what it gave."""
     client, experiment = _open()
-    job, folder = read_json(place), place.parents[2] / "jobs" / read_json(place)["key"]
+    job = read_json(place)
+    folder = JOBS / job["key"]
     tree = read_params(folder / PARAMS_FILE).tree()
     sweep, start_ms = place.parent.parent.name, int(job["started_s"] * 1000)
     state = State(commit=job["commit"], dirty=job["dirty"], digest=job["params_md5"])
@@ -117,9 +119,7 @@ def _record_job(place: Path) -> None:
     key = f"sweep-{sweep}/{job['key']}"
     if any(client.get_run(r).info.status == "FINISHED" for r in _find(client, experiment, key)):
         return
-    words = (
-        job["promote"].removeprefix("dvc exp run").replace(" -S ", " ").strip() or "as configured"
-    )
+    words = " ".join(told(job["overrides"])) or "as configured"
     tags = _tags(state, key, "sweep job") | {
         "mlflow.source.name": "eyas.stages.sweep",
         "mlflow.note.content": f"To make it the pipeline's own: `{job['promote']}`. In `{folder}`.",
@@ -127,7 +127,7 @@ def _record_job(place: Path) -> None:
         "dvc.lock.md5": job["dvc_lock_md5"],
     }
     with _child(client, experiment, parent, words[:_LONGEST_NAME], tags, start_ms) as run:
-        _log_params(client, run, _told(tree))
+        _log_params(client, run, _changing(tree))
         figures = headlines(read_results(folder, tree["merge"]["sources"]), "evaluate")
         costs = {f"system/{name}": float(job[name]) for name in ("cpu_s", "wall_s")}
         _log_metrics(client, run, figures | costs, _curves(folder))
@@ -138,9 +138,9 @@ def _record_job(place: Path) -> None:
     client.set_terminated(parent)
 
 
-def record_sweep(folder: Path, arguments: Sequence[str], table: str) -> None:
+def record_sweep(folder: Path, words: str, table: str) -> None:
     """Write on a sweep's run what was asked for, and its table."""
-    _guarded(f"sweep {folder.name}", lambda: _record_sweep(folder, " ".join(arguments), table))
+    _guarded(f"sweep {folder.name}", lambda: _record_sweep(folder, words, table))
 
 
 def _record_sweep(folder: Path, words: str, table: str) -> None:
@@ -237,7 +237,7 @@ def flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _told(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
+def _changing(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the parameters that change an output."""
     return list(flatten("", {k: v for k, v in tree.items() if k not in ("select", "runtime")}))
 
@@ -290,7 +290,7 @@ def _parent(
             | {"mlflow.note.content": note, "mlflow.source.name": "dvc repro"}
             | ({"dvc.experiment": trial} if trial else {}),
         ).info.run_id
-        _log_params(client, run, _told(tree))
+        _log_params(client, run, _changing(tree))
         return run
 
 

@@ -40,7 +40,8 @@ def run_combination(config: DictConfig) -> float:
     overrides, tree = list(settings.overrides.task), Params(config).tree()
     place = Path(settings.runtime.output_dir) / sweeps.FINISHED
     try:
-        found = sweeps.run_job(sweeps.plan_job(tree, overrides), work)
+        job = sweeps.plan_job(tree, overrides)
+        found = sweeps.run_job(job, work)
     except (EyasError, OSError) as error:
         log.debug("sweep: failed", exc_info=True)
         log.error("sweep: %s: error: %s", " ".join(overrides), error)
@@ -52,7 +53,8 @@ def run_combination(config: DictConfig) -> float:
     if tracked:
         from eyas.desk import tracking
 
-        tracking.record_job(place)
+        with sweeps.locked(job):
+            tracking.record_job(place)
     return float(found["tau"])
 
 
@@ -87,7 +89,7 @@ def tell(folder: Path, arguments: list[str]) -> None:
     if any(job.get("recorded") for job in jobs):
         from eyas.desk import tracking
 
-        tracking.record_sweep(folder, [a for a in arguments if "=" in a], table)
+        tracking.record_sweep(folder, " ".join(sweeps.told(arguments)), table)
 
 
 if __name__ == "__main__":

@@ -146,6 +146,24 @@ def summary() -> None:
 
 
 @app.command()
+def lineage(
+    folder: Annotated[Path, typer.Argument(help="An export folder")] = Path("models/export"),
+    as_json: Annotated[bool, typer.Option("--json", help="Plain values")] = False,
+) -> None:
+    """Tell where a drafter comes from: commit, parameters, data, providers, dollars, rejects."""
+    from eyas.desk import lineage_lookup as desk
+
+    told, found = desk.read_lineage(folder), desk.look_up(folder)
+    if as_json:
+        import orjson
+
+        typer.echo(orjson.dumps(told | found).decode())
+        return
+    for line in desk.render(folder, told, found):
+        typer.echo(line)
+
+
+@app.command()
 def verify() -> None:
     """Check every shard of the hidden-state store against its manifest."""
     from eyas.desk.params import read_params

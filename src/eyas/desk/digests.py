@@ -6,6 +6,7 @@ says of the stage's own inputs may be old; what it says of other stages' outs is
 """
 
 import hashlib
+import json
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -82,6 +83,17 @@ def locked_digests(lock: Path) -> dict[str, str]:
     stages = read_yaml(lock).get("stages", {})
     outs = (out for stage in stages.values() for out in stage.get("outs", []))
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
+
+
+def folder_digest(folder: Path) -> str:
+    """Return DVC's digest of a folder: the md5 of the list of its files with theirs."""
+    files = sorted((p.relative_to(folder).as_posix(), p) for p in folder.rglob("*") if p.is_file())
+    entries = [
+        {"md5": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), "relpath": name}
+        for name, path in files
+    ]
+    text = json.dumps(entries, sort_keys=True).encode()
+    return f"{hashlib.md5(text, usedforsecurity=False).hexdigest()}.dir"
 
 
 def git(*arguments: str) -> str:

@@ -141,9 +141,13 @@ def served_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_export(
-    folder: Path, tensors: Mapping[str, Tensor], config: DrafterConfig, card: str
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    config: DrafterConfig,
+    card: str,
+    told: Mapping[str, str] | None = None,
 ) -> None:
-    """Check, write in bfloat16, read back and compare bit for bit.
+    """Check, write in bfloat16, read back and compare bit for bit; `told` goes into the metadata.
 
     Raises: EyasError if anything is not as servers expect it.
     """
@@ -153,6 +157,7 @@ def write_export(
         "format": "pt",
         "target": config.target_name,
         "target_revision": config.target_revision,
+        **(told or {}),
     }
     with replacing(folder / WEIGHTS) as temporary:
         save_file(served, temporary, metadata=metadata)

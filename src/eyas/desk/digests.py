@@ -80,8 +80,12 @@ def declared_data(title: str, pipeline: Path) -> list[Path]:
 
 def locked_digests(lock: Path) -> dict[str, str]:
     """Return the digest of every out that dvc.lock knows."""
-    stages = read_yaml(lock).get("stages", {})
-    outs = (out for stage in stages.values() for out in stage.get("outs", []))
+    return outs_of(read_yaml(lock))
+
+
+def outs_of(lock: Mapping[str, Any]) -> dict[str, str]:
+    """Return path -> digest of every out in the content of a dvc.lock."""
+    outs = (out for stage in lock.get("stages", {}).values() for out in stage.get("outs", []))
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
 

@@ -5,7 +5,7 @@ Reads: an export folder, dvc.lock and git, or the record of a sweep's job. Run: 
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from eyas.errors import EyasError
 from eyas.files import read_json, sha256_of
 
 _WEIGHTS = "model.safetensors"
+_DATA, _ASIDE = ("data/", "models/"), (".rejects.jsonl", ".providers.json")
 
 
 def read_lineage(folder: Path) -> Lineage:
@@ -40,7 +41,7 @@ def read_lineage(folder: Path) -> Lineage:
     return {"target": target, **json.loads(told[KEY])}
 
 
-def look_up(folder: Path) -> Lineage:
+def look_up(folder: Path, datasets: Container[str]) -> Lineage:
     """Return commit, parameters and digests of an export, as far as this repository knows it."""
     digest = folder_digest(folder)
     if (job := folder.parents[1] / "job.json").is_file():
@@ -55,10 +56,13 @@ def look_up(folder: Path) -> Lineage:
     stages = (yaml.safe_load(text) or {}).get("stages", {}) if text else {}
     params: Lineage = {}
     data: dict[str, str] = {}
-    for stage in stages.values():
+    for title, stage in stages.items():
+        _, at, dataset = title.partition("@")
+        if at and dataset not in datasets:
+            continue  # dvc.lock keeps data sets of earlier experiments
         params |= stage.get("params", {}).get("params.yaml", {})
         data |= {o["path"]: o["md5"] for o in stage.get("outs", ()) if "md5" in o}
-    kept = {path: md5 for path, md5 in data.items() if path.startswith(("data/", "models/"))}
+    kept = {p: md5 for p, md5 in data.items() if p.startswith(_DATA) and not p.endswith(_ASIDE)}
     return {"digest": digest, "commit": commit, "params": params, "data": kept}
 
 
@@ -67,7 +71,8 @@ def _lock_with(digest: str) -> tuple[str, str]:
     here = LOCK.read_text(encoding="utf-8") if LOCK.is_file() else ""
     if digest in here and digest not in git("show", f"HEAD:{LOCK}"):
         return here, f"{git('rev-parse', 'HEAD')} and a dvc.lock that is not committed yet"
-    found = git("log", "--all", "--reverse", "--format=%H", f"-S{digest}", "--", str(LOCK))
+    search = ("--reverse", "--format=%H", f"-S{digest}", "--", str(LOCK))
+    found = f"{git('log', *search)}\n{git('log', '--all', *search)}"
     for commit in found.split():
         if digest in (text := git("show", f"{commit}:{LOCK}")):
             return text, f"{commit} ({git('show', '-s', '--format=%cs, %s', commit)})"

@@ -301,13 +301,14 @@ def _find(client: Any, experiment: str, key: str) -> list[str]:
 
 def _open() -> tuple[Any, str]:
     """Return a client and the experiment's id; database and experiment are made under the lock."""
-    os.environ.update(_QUIET)
+    uri = f"sqlite:///{(FOLDER / 'mlflow.db').resolve()}"
+    os.environ.update(_QUIET, MLFLOW_TRACKING_URI=uri)  # models:/ asks the global one
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with _lock():
-        client = MlflowClient(f"sqlite:///{(FOLDER / 'mlflow.db').resolve()}")
+        client = MlflowClient(uri)
         found = client.get_experiment_by_name(EXPERIMENT)
         if found is not None:
             return client, found.experiment_id

@@ -8,7 +8,7 @@ says of the stage's own inputs may be old; what it says of other stages' outs is
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,17 @@ def locked_digests(lock: Path) -> dict[str, str]:
     return outs_of(read_yaml(lock))
 
 
-def outs_of(lock: Mapping[str, Any]) -> dict[str, str]:
-    """Return path -> digest of every out in the content of a dvc.lock."""
-    outs = (out for stage in lock.get("stages", {}).values() for out in stage.get("outs", []))
+def outs_of(lock: Mapping[str, Any], datasets: Container[str] | None = None) -> dict[str, str]:
+    """Return path -> digest of the outs in a dvc.lock, which keeps data sets of other experiments.
+
+    With `datasets`, stages of other data sets are left out.
+    """
+    stages = (
+        stage
+        for title, stage in lock.get("stages", {}).items()
+        if datasets is None or "@" not in title or title.partition("@")[2] in datasets
+    )
+    outs = (out for stage in stages for out in stage.get("outs", []))
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from eyas.desk.digests import LOCK, folder_digest, git, read_yaml
+from eyas.desk.digests import LOCK, folder_digest, git, outs_of, read_yaml
 from eyas.desk.lineage import HEADS, KEY, Lineage, rows, story
 from eyas.errors import EyasError
 from eyas.files import read_json, sha256_of
@@ -44,7 +44,7 @@ def read_lineage(folder: Path) -> Lineage:
 def look_up(folder: Path, datasets: Container[str]) -> Lineage:
     """Return commit, parameters and digests of an export, as far as this repository knows it."""
     digest = folder_digest(folder)
-    if (job := folder.parents[1] / "job.json").is_file():
+    if (job := folder.resolve().parents[1] / "job.json").is_file():
         record = read_json(job)
         made = " with uncommitted changes" if record["dirty"] else ""
         params = read_yaml(job.with_name("params.yaml"))
@@ -53,15 +53,11 @@ def look_up(folder: Path, datasets: Container[str]) -> Lineage:
             "data": record["inputs"],
         }
     text, commit = _lock_with(digest)
-    stages = (yaml.safe_load(text) or {}).get("stages", {}) if text else {}
+    lock = (yaml.safe_load(text) or {}) if text else {}
     params: Lineage = {}
-    data: dict[str, str] = {}
-    for title, stage in stages.items():
-        _, at, dataset = title.partition("@")
-        if at and dataset not in datasets:
-            continue  # dvc.lock keeps data sets of earlier experiments
+    for stage in lock.get("stages", {}).values():
         params |= stage.get("params", {}).get("params.yaml", {})
-        data |= {o["path"]: o["md5"] for o in stage.get("outs", ()) if "md5" in o}
+    data = outs_of(lock, datasets)
     kept = {p: md5 for p, md5 in data.items() if p.startswith(_DATA) and not p.endswith(_ASIDE)}
     return {"digest": digest, "commit": commit, "params": params, "data": kept}
 

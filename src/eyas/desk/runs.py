@@ -8,7 +8,7 @@ models/drafter/config.json (from the folder, DVC's cache or its remote). A folde
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,55 +40,47 @@ def read_run(name: str) -> Run:
 
     Raises: EyasError if there is no such run, or no run in it.
     """
-    if (Path(name) / "params.yaml").is_file():
-        return _read(
-            name, _commit_of(Path(name)), lambda path: _text(Path(name) / path), Path(name)
-        )
+    folder = Path(name)
+    if (folder / "params.yaml").is_file():
+        job = json.loads(_text(folder / "job.json") or "{}")
+        title = f"job {folder.name}" if job else "working tree"
+        commit = job.get("commit") or git("-C", name, "rev-parse", "HEAD")
+        metrics = [f"metrics/{path.name}" for path in (folder / "metrics").glob("*.json")]
+        run = _read(title, commit, lambda path: _text(folder / path), metrics)
+        return replace(run, digests={**run.digests, **job.get("inputs", {})})
     commit = git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or _experiment(name)
     if not commit:
         raise EyasError(
             f"'{name}': neither a folder with params.yaml nor a git revision nor an experiment",
             hint="see `git log -- dvc.lock`, `dvc exp show`, var/sweeps/jobs",
         )
-    return _read(name, commit, lambda path: git("show", f"{commit}:{path}"), None)
+    metrics = git("ls-tree", "--name-only", commit, "metrics/").splitlines()
+    return _read(name, commit, lambda path: _text_at(commit, path), metrics)
 
 
-def _read(name: str, commit: str, text_of: Callable[[str], str], folder: Path | None) -> Run:
-    if folder is not None:
-        names = [p.relative_to(folder).as_posix() for p in (folder / "metrics").glob("*.json")]
-    else:
-        names = git("ls-tree", "--name-only", commit, "metrics/").splitlines()
+def _read(name: str, commit: str, text_of: Callable[[str], str], metrics: Sequence[str]) -> Run:
     params = yaml.safe_load(text_of("params.yaml")) or {}
-    if not names or "merge" not in params:
+    if not metrics or "merge" not in params:
         raise EyasError(f"'{name}': no run has been here", hint="name one with metrics/ in it")
-    lock = yaml.safe_load(text_of("dvc.lock")) or {}
-    job = json.loads(text_of("job.json") or "{}") if folder is not None else {}
-    far = {}
-    for path in (_EVALUATION, _DRAFTER):
-        far[path] = text_of(path) if folder is not None else _from_dvc(path, commit)
-    evaluation = json.loads(far[_EVALUATION]) if far[_EVALUATION] else None
+    datasets = tuple(params["merge"]["sources"])
+    evaluation, drafter = text_of(_EVALUATION), text_of(_DRAFTER)
     return Run(
         name=name,
         commit=commit,
         params={k: v for k, v in params.items() if k not in ("runtime", "select")},
-        digests={**outs_of(lock), **job.get("inputs", {})},
+        digests=outs_of(yaml.safe_load(text_of("dvc.lock")) or {}, datasets),
         results=Results(
-            metrics={Path(n).stem: json.loads(text_of(n)) for n in sorted(names)},
-            evaluation=evaluation,
-            datasets=tuple(params["merge"]["sources"]),
+            metrics={Path(n).stem: json.loads(text_of(n)) for n in sorted(metrics)},
+            evaluation=json.loads(evaluation) if evaluation else None,
+            datasets=datasets,
         ),
-        drafter=json.loads(far[_DRAFTER] or "{}"),
-        missing=tuple(path for path, text in far.items() if not text),
+        drafter=json.loads(drafter or "{}"),
+        missing=tuple(p for p, t in ((_EVALUATION, evaluation), (_DRAFTER, drafter)) if not t),
     )
 
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _commit_of(folder: Path) -> str:
-    job = _text(folder / "job.json")
-    return json.loads(job)["commit"] if job else git("-C", str(folder), "rev-parse", "HEAD")
 
 
 def _experiment(name: str) -> str:
@@ -97,8 +89,10 @@ def _experiment(name: str) -> str:
     return next((ref.split()[0] for ref in refs if ref.endswith(f"/{name}")), "")
 
 
-def _from_dvc(path: str, revision: str) -> str:
-    """Return an out of a revision, from DVC's cache or remote; nothing where neither has it."""
+def _text_at(revision: str, path: str) -> str:
+    """Return a file of a revision, an out from DVC's cache or remote; nothing where none has it."""
+    if path not in (_EVALUATION, _DRAFTER):
+        return git("show", f"{revision}:{path}")
     import dvc.api
     from dvc.exceptions import DvcException
 

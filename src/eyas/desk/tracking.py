@@ -13,12 +13,12 @@ import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eyas.desk.digests import State, input_digests, read_state
-from eyas.desk.params import PARAMS_FILE, Params, read_params
+from eyas.desk.params import PARAMS_FILE, Params, flatten, read_params
 from eyas.desk.registry import log_model, register
 from eyas.desk.results import headlines, read_results
 from eyas.desk.stage import Report
@@ -226,15 +226,6 @@ def _log_params(client: Any, run: str, leaves: list[tuple[str, Any]]) -> None:
     entries = [Param(name, str(value)[:_LONGEST_VALUE]) for name, value in leaves]
     for begin in range(0, len(entries), _PARAMS_A_CALL):
         client.log_batch(run, params=entries[begin : begin + _PARAMS_A_CALL])
-
-
-def flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and leaf values."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from flatten(f"{path}.{key}" if path else key, item)
-    else:
-        yield path, value
 
 
 def _changing(tree: Mapping[str, Any]) -> list[tuple[str, Any]]:

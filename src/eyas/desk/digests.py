@@ -5,8 +5,8 @@ bytes; a folder's digest ends in `.dir`. dvc.lock is written after a stage has e
 says of the stage's own inputs may be old; what it says of other stages' outs is not.
 """
 
-import hashlib
 import json
+import operator
 import subprocess
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from eyas.files import md5_of
 from eyas.records import canonical_json
 
 PIPELINE, LOCK = Path("dvc.yaml"), Path("dvc.lock")
@@ -47,7 +48,7 @@ def read_state(tree: Mapping[str, Any]) -> State:
     return State(
         commit=git("rev-parse", "HEAD") or "nogit",
         dirty=bool(changed),
-        digest=hashlib.md5(canonical_json(kept), usedforsecurity=False).hexdigest(),
+        digest=md5_of(canonical_json(kept)),
     )
 
 
@@ -62,7 +63,7 @@ def input_digests(title: str, named: Iterable[Path]) -> dict[str, str]:
     for path in dict.fromkeys([*named, *declared_data(title, PIPELINE)]):
         name = path.as_posix()
         if path.is_file() and path.stat().st_size <= _SMALL_BYTES:
-            digests[name] = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+            digests[name] = md5_of(path.read_bytes())
         elif name in locked:
             digests[name] = locked[name]
         else:
@@ -99,13 +100,13 @@ def outs_of(lock: Mapping[str, Any], datasets: Container[str] | None = None) -> 
 
 def folder_digest(folder: Path) -> str:
     """Return DVC's digest of a folder: the md5 of the list of its files with theirs."""
-    files = sorted((p.relative_to(folder).as_posix(), p) for p in folder.rglob("*") if p.is_file())
+    files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
     entries = [
-        {"md5": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest(), "relpath": name}
-        for name, path in files
+        {"md5": md5_of(path.read_bytes()), "relpath": path.relative_to(folder).as_posix()}
+        for path in files
     ]
-    text = json.dumps(entries, sort_keys=True).encode()
-    return f"{hashlib.md5(text, usedforsecurity=False).hexdigest()}.dir"
+    entries.sort(key=operator.itemgetter("relpath"))
+    return f"{md5_of(json.dumps(entries, sort_keys=True).encode())}.dir"
 
 
 def git(*arguments: str) -> str:

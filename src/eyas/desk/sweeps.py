@@ -7,9 +7,7 @@ finished job is never run again, by whatever sweep, and a killed one goes on whe
 """
 
 import contextlib
-import hashlib
 import logging
-import resource
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +18,20 @@ from typing import Any
 import yaml
 from filelock import FileLock
 
-from eyas.desk.digests import LOCK, PIPELINE, git, locked_digests, read_state, read_yaml
+from eyas.desk.digests import (
+    LOCK,
+    PIPELINE,
+    folder_digest,
+    git,
+    locked_digests,
+    read_state,
+    read_yaml,
+)
 from eyas.desk.params import PARAMS_FILE, Params
 from eyas.desk.results import ALL, read_results
+from eyas.desk.workers import cpu_s
 from eyas.errors import EyasError
-from eyas.files import read_json, write_json, write_text
+from eyas.files import md5_of, read_json, write_json, write_text
 from eyas.records import canonical_json
 from eyas.settings import Runtime
 
@@ -135,7 +142,7 @@ def plan_job(tree: Mapping[str, Any], overrides: Sequence[str]) -> Job:
     sources = {dep: _digest(dep) for n in run for dep in n.deps if dep.startswith("src/")}
     sources |= {path: _digest(path) for path in plain}
     named = {n.title: {p: values.value(p) for p in n.params} for n in run}
-    key = _md5(canonical_json([named, dict(sorted(sources.items())), dict(sorted(inputs.items()))]))
+    key = md5_of(canonical_json([named, sources, inputs]))
     return Job(
         key=key[:12],
         folder=JOBS / key[:12],
@@ -177,7 +184,7 @@ def run_job(job: Job, work: Callable[[Node, Mapping[str, Any]], Any]) -> dict[st
             log.info("sweep: job %s is finished already", job.key)
             return read_json(job.folder / FINISHED)
         _lay_out(job)
-        started_s, started_cpu_s = time.time(), _cpu_s()
+        started_s, started_cpu_s = time.time(), cpu_s()
         tree = {**job.tree, "runtime": job.tree["runtime"] | {"store": _store(job)}}
         with contextlib.chdir(job.folder):
             for node in job.run:
@@ -188,7 +195,7 @@ def run_job(job: Job, work: Callable[[Node, Mapping[str, Any]], Any]) -> dict[st
         if changed := [path for path, md5 in job.inputs.items() if now.get(path) != md5]:
             raise EyasError(f"{changed[0]}: has changed while job {job.key} read it; run it again")
         costs = {"wall_s": round(time.time() - started_s, 1), "started_s": started_s}
-        found = _record(job) | costs | {"cpu_s": round(_cpu_s() - started_cpu_s, 1)}
+        found = _record(job) | costs | {"cpu_s": round(cpu_s() - started_cpu_s, 1)}
         write_json(job.folder / FINISHED, found)
         return found
 
@@ -252,9 +259,8 @@ def promote_line(overrides: Sequence[str]) -> str:
 def folder_of(arguments: Sequence[str]) -> Path:
     """Return the folder of a sweep: the same arguments on the same state have the same one."""
     lock = _digest(str(LOCK)) if LOCK.is_file() else ""
-    return (
-        FOLDER / _md5(canonical_json([sorted(told(arguments)), git("rev-parse", "HEAD"), lock]))[:8]
-    )
+    asked = canonical_json([sorted(told(arguments)), git("rev-parse", "HEAD"), lock])
+    return FOLDER / md5_of(asked)[:8]
 
 
 def read_jobs(folder: Path) -> list[dict[str, Any]]:
@@ -293,18 +299,5 @@ def _words(job: Mapping[str, Any], common: set[str]) -> str:
 
 
 def _digest(path: str) -> str:
-    """Return a hash of a file, or of every file under a folder that DVC would look at."""
     base = Path(path)
-    if base.is_file():
-        return _md5(base.read_bytes())
-    files = sorted(p for p in base.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
-    return _md5(canonical_json([[p.as_posix(), _md5(p.read_bytes())] for p in files]))
-
-
-def _md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
-
-
-def _cpu_s() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
+    return md5_of(base.read_bytes()) if base.is_file() else folder_digest(base)

@@ -23,6 +23,7 @@ from eyas.desk.registry import log_model, register
 from eyas.desk.results import headlines, read_results
 from eyas.desk.stage import Report
 from eyas.desk.sweeps import JOBS, told
+from eyas.desk.workers import cpu_s
 from eyas.files import read_json, read_jsonl
 
 FOLDER = Path("var")
@@ -32,6 +33,7 @@ _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # MLflow's limits
 _LONGEST_VALUE, _LONGEST_TAG, _LONGEST_NAME = 500, 4000, 120
 _POINTS = 400  # of a job's training curve
+_PROCESSES = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # getrusage(2)
 _LOCK_TIMEOUT_S = 120
 log = logging.getLogger("eyas")
@@ -212,11 +214,11 @@ def _log_metrics(
 
 def system_metrics(started_s: float) -> dict[str, float]:
     """Return what this process took, its children included, as MLflow's system metrics."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    most = max(resource.getrusage(w).ru_maxrss for w in _PROCESSES)
     return {
         "system/wall_s": round(time.time() - started_s, 1),
-        "system/cpu_s": round(sum(u.ru_utime + u.ru_stime for u in used), 1),
-        "system/memory_max_bytes": max(u.ru_maxrss for u in used) * _RSS_UNIT_BYTES,
+        "system/cpu_s": round(cpu_s(), 1),
+        "system/memory_max_bytes": most * _RSS_UNIT_BYTES,
     }
 
 

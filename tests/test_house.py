@@ -10,7 +10,7 @@ SRC = Path("src/eyas")
 WINGS = {"prompts", "generation", "tokens", "states", "drafter"}
 FLOOR = {"errors", "records", "files", "parquet", "settings", "status"}
 MODULES = sorted(SRC.rglob("*.py"))
-ONLY_HERE = {"mlflow": {"desk/tracking.py"}, "httpx": {"generation/client.py"}}
+ONLY_HERE = {"mlflow": {"desk/tracking.py", "desk/registry.py"}, "httpx": {"generation/client.py"}}
 TORCH_ROOMS = {"states", "drafter"}
 STAGES = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]
 
@@ -83,7 +83,7 @@ def test_dvc_watches_exactly_the_wing_modules_that_a_stage_imports(stage: str) -
 
 
 def test_every_stage_of_the_pipeline_has_its_module() -> None:
-    modules = {p.stem for p in (SRC / "stages").glob("*.py")} - {"__init__"}
+    modules = {p.stem for p in (SRC / "stages").glob("*.py")} - {"__init__", "sweep"}
     assert set(STAGES) == modules
 
 
@@ -99,7 +99,7 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 def test_the_whole_source_stays_within_its_budget() -> None:
-    assert sum(p.read_text(encoding="utf-8").count("\n") for p in MODULES) <= 20_000
+    assert sum(p.read_text(encoding="utf-8").count("\n") for p in MODULES) <= 23_000
 
 
 def test_locks_name_no_host_and_no_cuda() -> None:

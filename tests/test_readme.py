@@ -17,6 +17,7 @@ NOT_RUN = {
     "export OPENROUTER_API_KEY=...": "a real key",
     "make rehearse": "ten minutes; tests/generation/test_simulator.py asks the same market",
     "dvc exp run -S experiment=kimi_k2_5": "a real key, and 555 GiB of weights",
+    "eyas report --compare HEAD~1 .": "the copy has one commit; tests/desk/test_compare.py",
     "dvc exp run -S train.lr=2e-4": "tests/test_repro.py runs its like",
     "dvc exp run -S experiment=tiny": "the copy is the tiny experiment already",
 }

@@ -160,6 +160,42 @@ def summary() -> None:
 
 
 @app.command()
+def report(
+    compare: Annotated[
+        tuple[str, str],
+        typer.Option(help="Two runs: git revisions, experiments of DVC, folders (`.`, a job's)"),
+    ],
+    out: Annotated[Path, typer.Option(help="The page")] = Path("reports/compare.html"),
+) -> None:
+    """Hold two runs against each other on a page. The page of one run: `dvc repro report`."""
+    from eyas.desk.compare import build_comparison
+    from eyas.desk.runs import read_run
+    from eyas.files import write_text
+
+    write_text(out, build_comparison(*map(read_run, compare)))
+    typer.echo(f"{out}: written")
+
+
+@app.command()
+def lineage(
+    folder: Annotated[Path, typer.Argument(help="An export folder")] = Path("models/export"),
+    as_json: Annotated[bool, typer.Option("--json", help="Plain values")] = False,
+) -> None:
+    """Tell where a drafter comes from: commit, parameters, data, providers, dollars, rejects."""
+    from eyas.desk import lineage_lookup as desk
+
+    told = desk.read_lineage(folder)
+    found = desk.look_up(folder, told["datasets"])
+    if as_json:
+        import orjson
+
+        typer.echo(orjson.dumps(told | found).decode())
+        return
+    for line in desk.render(folder, told, found):
+        typer.echo(line)
+
+
+@app.command()
 def verify() -> None:
     """Check every shard of the hidden-state store against its manifest."""
     from eyas.desk.params import read_params

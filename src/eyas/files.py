@@ -123,6 +123,11 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def md5_of(data: bytes) -> str:
+    """Return the md5 of bytes as 32 hex digits: a name that DVC gives, no protection."""
+    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+
+
 def write_swiftly(path: Path, data: bytes) -> None:
     """Replace a file that may be lost with the machine: atomic for readers, no wait for the disk.
 

@@ -243,6 +243,13 @@ class TrainRuntime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRuntime:
+    """What a job of a sweep may do."""
+
+    budget_tokens: int | None = None  # for each data set that it asks anew; null: it may ask none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """This machine, this moment: changes no output and is in no `params:` list."""
 
@@ -252,3 +259,4 @@ class Runtime:
     concurrency: dict[str, int]  # partition -> requests in flight at most
     connection: Connection  # how the endpoint is reached
     train: TrainRuntime  # how training is watched
+    sweep: SweepRuntime = SweepRuntime()  # what a sweep's jobs may buy

@@ -1,7 +1,9 @@
 """The files of a finished run, as the stages write them: four data sets, one of trajectories."""
 
 import random
+import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from eyas.records import Prompt, Sample, row_id
 SETS = ("chat", "tools", "code", "trajectories")
 ANSWERS = {"chat": 136, "tools": 90, "code": 90, "trajectories": 0}
 LENGTHS = {"chat": (90, 50), "tools": (120, 30), "code": (150, 20), "trajectories": (60, 30)}
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+LOADING = {"src", "href", "xlink:href", "srcset", "data", "action"}
 TAUS = {"trained": 1.62, "untrained": 1.49, "random": 1.0, "lookup": 1.21}
 
 
@@ -181,3 +185,65 @@ def chat_prompt(number: int, prompt_tokens: int) -> Prompt:
 def make_prompt() -> Callable[[int, int], Prompt]:
     """Return a function of number and prompt tokens that makes a prompt of the set chat."""
     return chat_prompt
+
+
+class Reader(HTMLParser):
+    """Collects what a validator would ask of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[int] = []
+        self.ids: list[str] = []
+        self.loaded: list[str] = []
+        self.pictures: list[dict[str, str | None]] = []
+        self.words: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids += [given["id"] or ""] if "id" in given else []
+        self.loaded += [value or "" for name, value in attrs if name in LOADING]
+        if tag in ("svg", "img"):
+            self.pictures.append(given)
+        if re.fullmatch(r"h[1-6]", tag):
+            self.headings.append(int(tag[1]))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data.strip())
+
+
+@pytest.fixture(scope="session")
+def read_page() -> Callable[[str], Any]:
+    """Return a function that reads a page as a validator would."""
+    return Reader
+
+
+@pytest.fixture
+def check_page() -> Callable[[str], str]:
+    """Return a function that checks a page's frame and returns its words."""
+
+    def check(page: str) -> str:
+        reader = Reader(page)
+        assert reader.open == []
+        assert reader.headings[0] == 1
+        assert reader.headings.count(1) == 1
+        steps = zip(reader.headings, reader.headings[1:], strict=False)
+        assert all(after <= before + 1 for before, after in steps)
+        assert all(where.startswith(("#", "data:")) for where in reader.loaded)
+        assert all(len(picture["aria-label"] or "") > 20 for picture in reader.pictures)
+        assert page.count("<table>") == page.count("<caption>")
+        assert '<th scope="col"></th>' not in page
+        return " ".join(reader.words)
+
+    return check

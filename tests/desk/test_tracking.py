@@ -1,3 +1,4 @@
+import hashlib
 import json
 import logging
 import subprocess
@@ -8,9 +9,9 @@ from typing import Any
 import pytest
 
 from eyas.desk import digests, tracking
-from eyas.desk.params import Params
+from eyas.desk.params import Params, flatten
 from eyas.desk.stage import Report
-from eyas.files import write_json
+from eyas.files import write_json, write_jsonl
 
 STARTED_S = 1_700_000_000.0
 TREE = {
@@ -85,7 +86,7 @@ def test_a_failure_is_a_warning_that_says_what_to_do(
 
 
 def test_nested_parameters_become_dotted_names() -> None:
-    leaves = dict(tracking.flatten("", {"a": {"b": 1, "c": {}}, "d": [1, 2]}))
+    leaves = dict(flatten("", {"a": {"b": 1, "c": {}}, "d": [1, 2]}))
     assert leaves == {"a.b": 1, "a.c": {}, "d": [1, 2]}
 
 
@@ -220,6 +221,93 @@ def test_stages_are_recorded_below_the_state_of_the_pipeline(
     assert [r.data.metrics.get("steps") for r in again if r.info.run_name == "train"] == [7]
 
 
+def lay_job(sweep: str, key: str, tau: float) -> Path:
+    """Lay the folder of a finished job, as the sweep does; return its record in the sweep."""
+    job = Path("var/sweeps/jobs") / key
+    (job / "models/export").mkdir(parents=True, exist_ok=True)
+    (job / "models/export/model.safetensors").write_text(f"weights of {tau}")
+    (job / "models/export/README.md").write_text("card")
+    write_json(job / "models/drafter/config.json", {"target_name": "tiny"})
+    curve = [{"split": "val", "step": n, "epoch": 1, "loss": 1.0 / (n + 1)} for n in range(3)]
+    write_jsonl(job / "models/drafter/curves.jsonl", curve)
+    write_json(job / "metrics/evaluate.json", {"acceptance_length_trained": tau})
+    write_json(job / "data/evaluation.json", {"headline_steps": 3, "rows": []})
+    (job / "params.yaml").write_text(json.dumps(TREE))
+    record = {
+        "key": key,
+        "overrides": [f"train.lr={tau}", "runtime.threads=1"],
+        "promote": f"dvc exp run -S train.lr={tau}",
+        "inputs": {"data/mixture/train.parquet": "aa"},
+        "commit": "c0ffee",
+        "dirty": True,
+        "params_md5": "beef" * 8,
+        "dvc_lock_md5": "dd" * 16,
+        "started_s": STARTED_S,
+        "wall_s": 9.0,
+        "cpu_s": 7.5,
+        "tau": tau,
+    }
+    place = Path("var/sweeps") / sweep / key / "job.json"
+    write_json(place, record)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_jobs_of_a_sweep_stand_below_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    places = [lay_job("abc", "j1", 1.2), lay_job("abc", "j2", 1.6)]
+    for place in [*places, *places]:  # a sweep that is run again finds its jobs finished
+        tracking.record_job(place)
+    tracking.record_sweep(Path("var/sweeps/abc"), "train.lr=1.2,1.6", "the table")
+    assert caplog.messages == []
+    parent, *jobs = all_runs()
+    assert parent.info.run_name == "sweep abc train.lr=1.2,1.6"
+    assert parent.data.metrics == {"tau_trained": 1.6}
+    (table,) = Path("var/artifacts").rglob("table.txt")
+    assert table.read_text() == "the table"
+    assert sorted(job.info.run_name for job in jobs) == ["train.lr=1.2", "train.lr=1.6"]
+    assert {job.info.status for job in (parent, *jobs)} == {"FINISHED"}
+    best = next(job for job in jobs if job.info.run_name == "train.lr=1.6")
+    assert best.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert best.data.tags["sweep.overrides"] == "train.lr=1.6"
+    assert best.data.tags["git.commit"] == "c0ffee"
+    assert best.data.tags["git.dirty"] == "true"
+    assert best.data.tags["dvc.lock.md5"] == "dd" * 16
+    assert best.data.params["train.lr"] == "0.0002"
+    assert best.data.metrics["tau_trained"] == 1.6
+    assert best.data.metrics["system/cpu_s"] == 7.5
+    assert history(best, "val_loss") == [(n, 1.0 / (n + 1)) for n in range(3)]
+    (data,) = best.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("data/mixture/train.parquet", "aa")
+    client = client_here()
+    models = client.search_logged_models([parent.info.experiment_id])
+    assert sorted(m.value for model in models for m in model.metrics) == [1.2, 1.6]
+    assert client.search_model_versions("name = 'drafter-tiny'") == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_drafter_of_the_pipeline_is_registered_once_by_its_weights(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    weights = Path("models/export/model.safetensors")
+    weights.parent.mkdir(parents=True)
+    weights.with_name("README.md").write_text("card")
+    write_json(Path("models/drafter/config.json"), {"target_name": "tiny"})
+    for content in (b"first", b"first", b"second"):
+        weights.write_bytes(content)
+        given = report(acceptance_length_trained=float(len(content)))
+        tracking.record("evaluate", params(), given, started_s=STARTED_S)
+    assert caplog.messages == []
+    assert not Path("mlflow.db").exists()
+    versions = client_here().search_model_versions("name = 'drafter-tiny'")
+    digests = {hashlib.sha256(content).hexdigest() for content in (b"first", b"second")}
+    assert sorted(v.tags["weights.sha256"] for v in versions) == sorted(digests)
+    stages = all_runs()[1:]
+    assert [run.info.run_name for run in stages] == ["evaluate"]
+    assert stages[0].data.metrics["system/memory_max_bytes"] > 1e7
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_that_cannot_be_written_is_marked_as_failed(
@@ -235,7 +323,7 @@ def test_a_run_that_cannot_be_written_is_marked_as_failed(
 RECORDING = """
 import sys
 from eyas.desk import tracking
-from eyas.desk.params import Params
+from eyas.desk.params import Params, flatten
 from eyas.desk.stage import Report
 params = Params({"target": {"name": "tiny"}})
 tracking.record(f"stage{sys.argv[1]}", params, Report(summary="", metrics={}), started_s=1.0)

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 DATASETS = ("chat", "code")
+ANSWER = {"provider": "local", "model": "random", "sampling": {"temperature": 0.7}}
+ANSWER |= {"prompt_tokens": 4, "completion_tokens": 6, "cost_usd": 0.25}
 
 
 @pytest.fixture
@@ -17,6 +19,7 @@ def drafter_home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     from eyas.drafter.config import DrafterConfig, save_config
     from eyas.drafter.export import expected_shapes
     from eyas.files import write_json, write_jsonl
+    from eyas.parquet import write_samples
     from eyas.records import Prompt
 
     monkeypatch.chdir(tmp_path)
@@ -60,7 +63,12 @@ def drafter_home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     facts: dict[str, Any] = {"documents": 6, "tokens": 1234, "ttt_steps": 3}
     facts["val_simulated_acceptance_length"] = 1.25
     write_json(drafter / "training.json", facts)
+    samples = [_sample(name) for name in DATASETS]
+    write_samples(tmp_path / "data/mixture/train.parquet", samples)
     for number, dataset in enumerate(DATASETS):
+        write_jsonl(tmp_path / f"data/responses/{dataset}.jsonl", [ANSWER])
+        for stage in ("samples", "valid"):
+            write_jsonl(tmp_path / f"data/{stage}/{dataset}.rejects.jsonl", [])
         rows = [_prompt(Prompt, dataset, 4 * number + n) for n in range(4)]
         write_jsonl(tmp_path / f"data/heldout/{dataset}.jsonl", rows)
     return tmp_path
@@ -76,4 +84,19 @@ def _prompt(record: Any, dataset: str, number: int) -> Any:
         prompt_tokens=0,
         partition="short",
         licence="CC0-1.0",
+    )
+
+
+def _sample(dataset: str) -> Any:
+    from eyas.records import Sample
+
+    return Sample(
+        id=f"{dataset}0",
+        dataset=dataset,
+        input_ids=(1, 2, 3),
+        spans=((1, 3),),
+        temperature=0.7,
+        provider="local",
+        flags=(),
+        completion_tokens_billed=2,
     )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from eyas.desk.lineage_lookup import read_lineage
 from eyas.desk.params import Params
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
@@ -39,6 +40,25 @@ def test_the_card_names_target_data_and_how_acceptance_is_counted(drafter_home: 
         "the bonus token",
     ):
         assert words in card
+
+
+def test_card_and_weights_say_where_the_data_come_from(drafter_home: Path) -> None:
+    export.work(PARAMS)
+    folder = drafter_home / "models/export"
+    assert (
+        "| chat | local | 1 | 10 | 0.2500 | 25,000.00 | 1 |" in (folder / "README.md").read_text()
+    )
+    told = read_lineage(folder)
+    assert told["target"] == {"name": "random", "revision": "r0"}
+    assert told["datasets"]["code"]["providers"]["local"]["cost_usd"] == 0.25
+
+
+def test_a_second_export_gives_the_same_bytes(drafter_home: Path) -> None:
+    export.work(PARAMS)
+    files = sorted((drafter_home / "models/export").iterdir())
+    before = [path.read_bytes() for path in files]
+    export.work(PARAMS)
+    assert [path.read_bytes() for path in files] == before
 
 
 def test_a_drafter_without_a_validation_split_says_so_in_its_card(drafter_home: Path) -> None:

@@ -5,15 +5,17 @@ bytes; a folder's digest ends in `.dir`. dvc.lock is written after a stage has e
 says of the stage's own inputs may be old; what it says of other stages' outs is not.
 """
 
-import hashlib
+import json
+import operator
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from eyas.files import md5_of
 from eyas.records import canonical_json
 
 PIPELINE, LOCK = Path("dvc.yaml"), Path("dvc.lock")
@@ -46,7 +48,7 @@ def read_state(tree: Mapping[str, Any]) -> State:
     return State(
         commit=git("rev-parse", "HEAD") or "nogit",
         dirty=bool(changed),
-        digest=hashlib.md5(canonical_json(kept), usedforsecurity=False).hexdigest(),
+        digest=md5_of(canonical_json(kept)),
     )
 
 
@@ -61,7 +63,7 @@ def input_digests(title: str, named: Iterable[Path]) -> dict[str, str]:
     for path in dict.fromkeys([*named, *declared_data(title, PIPELINE)]):
         name = path.as_posix()
         if path.is_file() and path.stat().st_size <= _SMALL_BYTES:
-            digests[name] = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+            digests[name] = md5_of(path.read_bytes())
         elif name in locked:
             digests[name] = locked[name]
         else:
@@ -72,21 +74,44 @@ def input_digests(title: str, named: Iterable[Path]) -> dict[str, str]:
 def declared_data(title: str, pipeline: Path) -> list[Path]:
     """Return the data and models among the deps of a stage's block in dvc.yaml."""
     stage, _, dataset = title.partition("@")
-    block = _read_yaml(pipeline).get("stages", {}).get(stage, {})
+    block = read_yaml(pipeline).get("stages", {}).get(stage, {})
     deps = [dep.replace("${key}", dataset) for dep in block.get("do", block).get("deps", [])]
     return [Path(dep) for dep in deps if dep.startswith(_DATA)]
 
 
 def locked_digests(lock: Path) -> dict[str, str]:
     """Return the digest of every out that dvc.lock knows."""
-    stages = _read_yaml(lock).get("stages", {})
-    outs = (out for stage in stages.values() for out in stage.get("outs", []))
+    return outs_of(read_yaml(lock))
+
+
+def outs_of(lock: Mapping[str, Any], datasets: Container[str] | None = None) -> dict[str, str]:
+    """Return path -> digest of the outs in a dvc.lock, which keeps data sets of other experiments.
+
+    With `datasets`, stages of other data sets are left out.
+    """
+    stages = (
+        stage
+        for title, stage in lock.get("stages", {}).items()
+        if datasets is None or "@" not in title or title.partition("@")[2] in datasets
+    )
+    outs = (out for stage in stages for out in stage.get("outs", []))
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
 
 def locked_stage(title: str, lock: Path) -> dict[str, Any]:
     """Return what dvc.lock has of a stage; nothing where it has not run yet."""
-    return _read_yaml(lock).get("stages", {}).get(title, {})
+    return read_yaml(lock).get("stages", {}).get(title, {})
+
+
+def folder_digest(folder: Path) -> str:
+    """Return DVC's digest of a folder: the md5 of the list of its files with theirs."""
+    files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    entries = [
+        {"md5": md5_of(path.read_bytes()), "relpath": path.relative_to(folder).as_posix()}
+        for path in files
+    ]
+    entries.sort(key=operator.itemgetter("relpath"))
+    return f"{md5_of(json.dumps(entries, sort_keys=True).encode())}.dir"
 
 
 def git(*arguments: str) -> str:
@@ -98,7 +123,8 @@ def git(*arguments: str) -> str:
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return a YAML document; an empty one where there is no file."""
     if not path.is_file():
         return {}
     return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER) or {}

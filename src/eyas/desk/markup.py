@@ -61,6 +61,7 @@ font-variant-numeric:tabular-nums}
 .terms dt{font-weight:600}.terms dd{margin:0 0 .8rem;max-width:44rem;color:var(--soft)}
 footer{margin-top:4rem;border-top:1px solid var(--line);padding-top:1rem}
 @media (max-width:40rem){main{padding-top:1.6rem}th,td{padding:.4rem .5rem}
+tbody th:first-child{white-space:normal;overflow-wrap:anywhere;min-width:7rem;max-width:9rem}
 figure,.side{padding:.7rem .6rem}figcaption{padding:0 .3rem}}
 @media print{body{background:none}figure,tr{break-inside:avoid}}
 """

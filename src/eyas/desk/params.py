@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -172,6 +172,15 @@ def all_sections(params: Params) -> list[tuple[str, Any]]:
         ("runtime", s.Runtime),
     ]
     return [*fixed, *((f"datasets.{name}", s.Dataset) for name in params.value("datasets"))]
+
+
+def flatten(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and leaf values."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from flatten(f"{path}.{key}" if path else key, item)
+    else:
+        yield path, value
 
 
 def read_params(path: Path = PARAMS_FILE) -> Params:

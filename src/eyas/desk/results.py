@@ -107,22 +107,44 @@ def headlines(results: Results, stage: str) -> dict[str, float]:
     """Return the figures by which people compare runs, as far as they are in step after a stage.
 
     Metrics of later stages may lie on disk from an earlier state, so they are left out. Names are
-    short, since MLflow's table cuts them: tau is the acceptance length.
+    short, since MLflow's table cuts them: tau is the acceptance length. docs/desk.md has them all.
     """
+    order = ("merge", "extract", "train", "export", "evaluate", "report")
+    reached = order[: order.index(stage) + 1] if stage in order else ()
     figures: dict[str, float | int | None] = {}
-    if stage in ("merge", "extract", "train", "export", "evaluate", "report"):
-        figures |= {
-            "data_responses": results.total("generate", "responses"),
-            "data_cost_usd": results.total("generate", "cost_usd"),
-            "data_accepted_share": share_kept(results),
-            "data_mixture_tokens": results.metrics.get("merge", {}).get("tokens"),
-        }
-    if stage in ("train", "export", "evaluate", "report"):
+    if "merge" in reached:
+        figures |= _data_headlines(results)
+    if "extract" in reached:
+        states = results.metrics.get("extract", {})
+        figures["states_bytes_per_token"] = states.get("bytes_per_token")
+    if "train" in reached:
         train = results.metrics.get("train", {})
         figures["tau_simulated"] = train.get("val_simulated_acceptance_length")
-    if stage in ("evaluate", "report"):
+    if "evaluate" in reached:
         evaluate = results.metrics.get("evaluate", {})
         names = ("lossless_share", "wall_clock_ratio", "forward_passes_saved_share")
         figures |= {name: evaluate.get(name) for name in names}
         figures |= {f"tau_{d}": evaluate.get(f"acceptance_length_{d}") for d in DRAFTERS}
+        figures |= {f"tau_trained_{d}": results.tau("trained", d) for d in results.heldout_sets}
+        row = results.row("trained", ALL) or {}
+        shares = enumerate(row.get("acceptance_by_position", ()), start=1)
+        figures |= {f"accepted_share_draft{k}": share for k, share in shares}
     return {name: float(value) for name, value in figures.items() if value is not None}
+
+
+def _data_headlines(results: Results) -> dict[str, float | int | None]:
+    """Return what the data cost, what went wrong, and what was dropped, over all data sets."""
+    sums: dict[str, float | int | None] = {
+        "data_responses": results.total("generate", "responses"),
+        "data_prompt_tokens": results.total("generate", "prompt_tokens"),
+        "data_completion_tokens": results.total("generate", "completion_tokens"),
+        "data_cost_usd": results.total("generate", "cost_usd"),
+        "data_accepted_share": share_kept(results),
+        "data_mixture_tokens": results.metrics.get("merge", {}).get("tokens"),
+    }
+    for stage in ("generate", "reconstruct", "validate"):
+        for dataset in results.datasets:
+            for name, count in results.metrics.get(f"{stage}-{dataset}", {}).items():
+                if name.startswith(("failures_", "rejects_")) and count:
+                    sums[f"data_{name}"] = (sums.get(f"data_{name}") or 0) + count
+    return sums

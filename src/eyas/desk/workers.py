@@ -7,6 +7,7 @@ at a time, so neither items nor results pile up, whoever is slower.
 import ctypes
 import functools
 import os
+import resource
 import signal
 import sys
 from collections import deque
@@ -81,6 +82,12 @@ def _ordered(pool: ProcessPoolExecutor, items: Iterator[T], most: int) -> Iterat
 
 def _pairs(chunk: list[T], results: Future[list[Any]]) -> Iterator[tuple[T, Any]]:
     return zip(chunk, results.result(), strict=True)
+
+
+def cpu_s() -> float:
+    """Return the CPU time of this process and of those it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
 
 
 def end_with_parent() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -141,9 +142,13 @@ def served_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_export(
-    folder: Path, tensors: Mapping[str, Tensor], config: DrafterConfig, card: str
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    config: DrafterConfig,
+    card: str,
+    told: Mapping[str, str] | None = None,
 ) -> None:
-    """Check, write in bfloat16, read back and compare bit for bit.
+    """Check, write in bfloat16, read back and compare bit for bit; `told` goes into the metadata.
 
     Raises: EyasError if anything is not as servers expect it.
     """
@@ -153,12 +158,29 @@ def write_export(
         "format": "pt",
         "target": config.target_name,
         "target_revision": config.target_revision,
+        **(told or {}),
     }
     with replacing(folder / WEIGHTS) as temporary:
         save_file(served, temporary, metadata=metadata)
+        _sort_metadata(temporary)
     write_json(folder / "config.json", serving_config(config))
     write_text(folder / "README.md", card)
     again = read_tensors(folder / WEIGHTS)
     check_tensors(again, config, str(folder / WEIGHTS))
     if changed := [n for n in served if not torch.equal(served[n], again[n])]:
         raise EyasError(f"{folder / WEIGHTS}: '{changed[0]}' changed on its way to the disk")
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata in order: safetensors writes them in another one each time.
+
+    Source: https://huggingface.co/docs/safetensors (8 bytes of length, then the header in JSON).
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = orjson.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = orjson.dumps(header)
+        assert len(text) <= size
+        file.seek(8)
+        file.write(text.ljust(size))

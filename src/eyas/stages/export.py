@@ -1,6 +1,7 @@
 """Write the drafter as the folder that SGLang and vLLM load.
 
-Reads: models/drafter. Writes: models/export (config.json, model.safetensors, README.md).
+Reads: models/drafter; data/responses, samples, valid and mixture for its lineage.
+Writes: models/export (config.json, model.safetensors, README.md).
 Run: python -m eyas.stages.export. Source: eyas.drafter.export.
 """
 
@@ -10,11 +11,13 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from eyas.desk import lineage
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter.config import DrafterConfig, load_config
 from eyas.drafter.export import WEIGHTS, read_tensors, write_export
 from eyas.files import read_json
+from eyas.records import canonical_json
 
 DRAFTER = Path("models/drafter")
 OUT = Path("models/export")
@@ -59,7 +62,9 @@ def work(params: Params) -> Report:
     config = load_config(DRAFTER / "config.json")
     tensors = read_tensors(DRAFTER / "drafter.safetensors")
     sources = params.section("merge.sources", tuple[str, ...])
-    write_export(OUT, tensors, config, card_of(config, sources))
+    found = lineage.collect(sources)
+    card = f"{card_of(config, sources)}\n{lineage.card(found)}"
+    write_export(OUT, tensors, config, card, {lineage.KEY: canonical_json(found).decode()})
     parameters = sum(t.numel() for t in tensors.values() if t.is_floating_point())
     size_bytes = (OUT / WEIGHTS).stat().st_size
     return Report(

@@ -118,7 +118,7 @@ def _report(name: str, seconds: float) -> Report:
         "hidden_size": text["hidden_size"],
         "vocab_size": text["vocab_size"],
         "size_bytes": size,
-        "seconds": round(seconds, 2),
+        "duration_s": round(seconds, 2),
     }
     summary = f"{name}: {metrics['layers']} layers, {size / 1e6:,.0f} MB in {seconds:.1f} s"
     return Report(summary=summary, metrics=metrics)

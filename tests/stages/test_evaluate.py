@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from eyas.desk.params import Params, read_params
 from eyas.drafter import acceptance as ac
 from eyas.drafter.inference import DraftRunner
+from eyas.drafter.trees import chain
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_text
 from eyas.stages import evaluate, export
@@ -100,7 +101,7 @@ def test_a_right_drafter_saves_passes(home: Path, monkeypatch: pytest.MonkeyPatc
         return decoded
 
     def oracle(_runner: DraftRunner) -> ac.Propose:
-        return lambda path, _aux, k: plain[path[0]][len(path) : len(path) + k]
+        return lambda path, _aux, k: chain(plain[path[0]][len(path) : len(path) + k])
 
     monkeypatch.setattr(ac, "decode_plain", remember)
     monkeypatch.setattr(ac, "drafting", oracle)

@@ -5,12 +5,12 @@ holds the embedding of token x[t+1] and the target's state of x[t], at position 
 holds the embedding of the draft and the drafter's own un-normed output.
 
 Legend: T rows, D hidden size, L aux layers, H heads, G key/value heads, R = H/G, K head dim,
-N draft vocabulary, V target vocabulary, S starts, J drafts already made.
+N draft vocabulary, V target vocabulary, B lines of a tree that are drafted on.
 Source: SGLang python/sglang/srt/models/llama_eagle3.py; docs/contracts.md.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.layers import apply_rotary, gated_mlp, rms_norm, rotary_tables
+from eyas.drafter.trees import ROOT, Tree, chain
 
 _LAYER = "midlayer."
 
@@ -51,16 +52,102 @@ class DraftRunner:
             aux_TLD: The target's states of x[t].
             num_drafts: K.
         """
-        committed = self._keys_GTK.shape[1] + len(next_ids)
-        hidden_TD = F.linear(aux_TLD.flatten(1).float(), self._w["fc.weight"])
-        hidden_D = self._extend(torch.tensor(next_ids), hidden_TD)[-1:]
-        drafts = [self._best(hidden_D)]
+        return self._draft(next_ids, aux_TLD, num_drafts, self._best)
+
+    def draw(
+        self,
+        next_ids: Sequence[int],
+        aux_TLD: Tensor,
+        num_drafts: int,
+        temperature: float,
+        generator: torch.Generator,
+    ) -> Tree:
+        """Do the same with drafts drawn at a temperature; return them with what they are from."""
+        drawn: list[Tensor] = []
+
+        def choose(hidden_1D: Tensor) -> int:
+            chances_N = (self.logits(hidden_1D)[0].double() / temperature).softmax(-1)
+            chances_V = chances_N.new_zeros(self._config.vocab_size)
+            drawn.append(chances_V.index_copy_(0, self._token_N, chances_N))
+            return int(self._token_N[torch.multinomial(chances_N, 1, generator=generator)])
+
+        return chain(self._draft(next_ids, aux_TLD, num_drafts, choose), drawn)
+
+    def _draft(
+        self,
+        next_ids: Sequence[int],
+        aux_TLD: Tensor,
+        num_drafts: int,
+        choose: Callable[[Tensor], int],
+    ) -> list[int]:
+        hidden_1D = self._commit(next_ids, aux_TLD)
+        committed = self._keys_GTK.shape[1]
+        drafts = [choose(hidden_1D)]
         while len(drafts) < num_drafts:
-            hidden_D = self._extend(torch.tensor(drafts[-1:]), hidden_D)
-            drafts.append(self._best(hidden_D))
+            hidden_1D = self._extend(torch.tensor(drafts[-1:]), hidden_1D)
+            drafts.append(choose(hidden_1D))
         self._keys_GTK = self._keys_GTK[:, :committed]
         self._values_GTK = self._values_GTK[:, :committed]
         return drafts
+
+    def propose_tree(
+        self,
+        next_ids: Sequence[int],
+        aux_TLD: Tensor,
+        num_drafts: int,
+        top_k: int,
+        num_nodes: int,
+    ) -> Tree:
+        """Add rows as `propose` does and return a tree of depth `num_drafts`.
+
+        Each of the `top_k` best drafts of a depth is followed by its own `top_k` best; of all of
+        them the `num_nodes` likeliest stay, by the product of chances from the root. A parent is
+        never less likely than its children and stands before them, so it stays where they do.
+        """
+        hidden_BD, beam = self._commit(next_ids, aux_TLD), [ROOT]
+        ids, parents, scores = list[int](), list[int](), list[float]()
+        own: list[tuple[Tensor, Tensor]] = []  # by depth: k and v, [B, G, K] of the beam's lines
+        for depth in range(num_drafts):
+            if depth:
+                tokens_B = torch.tensor([ids[node] for node in beam])
+                hidden_BD = self._branch(tokens_B, hidden_BD, own)
+            best = self.logits(hidden_BD).log_softmax(-1).topk(top_k)
+            begin = len(ids)
+            for line, node in enumerate(beam):
+                before = 0.0 if node == ROOT else scores[node]
+                ids += self._token_N[best.indices[line]].tolist()
+                scores += [before + score for score in best.values[line].tolist()]
+                parents += [node] * top_k
+            chosen = sorted(range(begin, len(ids)), key=lambda node: (-scores[node], node))[:top_k]
+            lines_B = torch.tensor([(node - begin) // top_k for node in chosen])
+            beam, hidden_BD = chosen, hidden_BD[lines_B]
+            own = [(key[lines_B], value[lines_B]) for key, value in own]
+        stay = sorted(sorted(range(len(ids)), key=lambda node: (-scores[node], node))[:num_nodes])
+        place = {node: index for index, node in enumerate(stay)} | {ROOT: ROOT}
+        return Tree(
+            ids=tuple(ids[node] for node in stay),
+            parents=tuple(place[parents[node]] for node in stay),
+        )
+
+    def _commit(self, next_ids: Sequence[int], aux_TLD: Tensor) -> Tensor:
+        """Add the rows of committed tokens; return the output of the last, [1, D]."""
+        hidden_TD = F.linear(aux_TLD.flatten(1).float(), self._w["fc.weight"])
+        return self._extend(torch.tensor(next_ids), hidden_TD)[-1:]
+
+    def _branch(self, ids_B: Tensor, hidden_BD: Tensor, own: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Run a draft of each line behind the committed rows and the line's earlier drafts."""
+        position_B = torch.full_like(ids_B, self._keys_GTK.shape[1] + len(own))
+        q, k, v = (part.transpose(0, 1) for part in self._project(ids_B, hidden_BD, position_B))
+        own.append((k, v))
+        keys, values = (
+            torch.cat(
+                [past.expand(len(ids_B), *past.shape), torch.stack([o[kind] for o in own], dim=2)],
+                dim=2,
+            )
+            for kind, past in enumerate((self._keys_GTK, self._values_GTK))
+        )
+        mixed = F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)
+        return self._finish(hidden_BD, mixed.flatten(1))
 
     def draft_everywhere(self, path: Sequence[int], aux_TLD: Tensor, num_drafts: int) -> Tensor:
         """Return the chain drafted after each prefix of a known path, [T, num_drafts] of ids.

@@ -25,9 +25,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
-from eyas.drafter.export import check_tensors, read_tensors, served_tensors, serving_config
+from eyas.drafter.export import check_tensors, read_tensors, served_tensors
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Documents, Packer, aux_scale, plan_epoch
+from eyas.drafter.profiles import serving_config
 from eyas.drafter.ridge import ridge_start, sum_equations
 from eyas.drafter.training import Corpus, Progress, Saving, train
 from eyas.errors import EyasError

@@ -211,6 +211,13 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The form of the exported folder."""
+
+    profile: str  # sglang | vllm | speculators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate:
     """Draft-verify decoding on the held-out prompts."""
 

@@ -40,7 +40,7 @@ def render(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> list[int
 @pytest.fixture
 def home(drafter_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand where the drafter is exported; prompts are rendered by their length."""
-    export.work(Params({"merge": {"sources": SOURCES}}))
+    export.work(Params({"export": {"profile": "sglang"}, "merge": {"sources": SOURCES}}))
     codec = SimpleNamespace(render_prompt=render, stop_ids=(95,))
     monkeypatch.setattr(evaluate, "load_codec", lambda name, folder: codec)
     return drafter_home
@@ -183,7 +183,10 @@ def no_heldout(home: Path) -> None:
         (other_target, "made for target revision r0, models/target is r1"),
         (no_export, r"models/export/config\.json: no such file"),
         (no_weights, r"model\.safetensors"),
-        (other_layers, r"models/export/config\.json: not that of models/drafter"),
+        (
+            other_layers,
+            r"config\.json: eagle_config: expected .*\[1, 3, 4\].* got .*\(profile sglang\)",
+        ),
         (renamed_tensor, r"unknown tensor 'layers\.0\.hidden_norm\.weight'"),
         (empty_heldout, "no held-out prompt"),
         (no_heldout, r"code\.jsonl: no such file"),

@@ -24,12 +24,11 @@ from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter import acceptance as ac
 from eyas.drafter.config import DrafterConfig, load_config
 from eyas.drafter.export import (
-    WEIGHTS,
     check_tensors,
     expected_shapes,
+    read_export,
     read_tensors,
     served_tensors,
-    serving_config,
 )
 from eyas.drafter.heldout import Decoding, HeldOut, decode_all, describe, wall_clock
 from eyas.drafter.inference import DraftRunner
@@ -97,16 +96,12 @@ def work(params: Params) -> Report:
 
 
 def check_belonging(config: DrafterConfig) -> None:
-    """Refuse a drafter that was made for another target, and an export of another drafter."""
+    """Refuse a drafter that was made for another target."""
     revision = read_json(TARGET / SIDECAR, hint="run `dvc repro target`")["revision"]
     if revision != config.target_revision:
         raise EyasError(
             f"{DRAFTER}: made for target revision {config.target_revision}, {TARGET} is {revision}",
             hint="run `dvc repro`",
-        )
-    if read_json(EXPORT / "config.json", hint="run `dvc repro export`") != serving_config(config):
-        raise EyasError(
-            f"{EXPORT}/config.json: not that of {DRAFTER}", hint="run `dvc repro -f -s export`"
         )
 
 
@@ -128,8 +123,7 @@ def _id(prompt: Prompt) -> str:
 
 def drafters_of(config: DrafterConfig) -> dict[str, dict[str, torch.Tensor]]:
     """Return the exported drafter, its start before training, and random weights."""
-    trained = read_tensors(EXPORT / WEIGHTS)
-    check_tensors(trained, config, str(EXPORT / WEIGHTS))
+    trained = read_export(EXPORT, config)
     start = read_tensors(DRAFTER / "start.safetensors")
     check_tensors(start, config, str(DRAFTER / "start.safetensors"))
     start = served_tensors(start)

@@ -1,0 +1,162 @@
+"""What each server calls a drafter's tensors and its layers.
+
+| profile | keys of the layer | layer ids | config.json |
+|---|---|---|---|
+| sglang | `midlayer.` | outputs, the first is 1: SGLang then adds 1, and only then | flat |
+| vllm | `layers.0.` | 1 more than the outputs: 0 is the embedding | flat |
+| speculators | `layers.0.` | as vllm | nested, every norm flag off |
+
+A flat folder with the ids of `sglang` loads in vLLM without a word and reads the layers before.
+
+Source: SGLang srt/models/llama_eagle3.py; vLLM v1/worker/gpu_model_runner.py
+(`_get_eagle3_aux_layers_from_config`) and model_executor/models/llama_eagle3.py; speculators 0.9.0
+models/eagle3/config.py, whose own training defaults differ in the norm flags.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from eyas.drafter.config import DrafterConfig
+from eyas.errors import EyasError
+
+_OWN_LAYER = "midlayer."
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_SGLANG = """Serve it with SGLang:
+
+    python -m sglang.launch_server --model-path TARGET --speculative-algorithm EAGLE3 \\
+      --speculative-draft-model-path THIS_FOLDER --speculative-num-steps 3 \\
+      --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
+
+vLLM counts layers from another end: export it again with `export.profile=vllm`."""
+_VLLM = """Serve it with vLLM:
+
+    vllm serve TARGET --speculative-config \\
+      '{"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": 3}'"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """How a server reads a folder."""
+
+    layer_key: str  # before the keys of the one layer
+    ids_above_outputs: int  # added to "output of layer i"
+    describe: Callable[[DrafterConfig, list[int]], dict[str, Any]]  # config.json, layer ids given
+    serve: str  # for the card
+
+
+def profile_named(name: str) -> Profile:
+    """Return a profile.
+
+    Raises: EyasError if there is none of this name.
+    """
+    if name not in PROFILES:
+        raise EyasError(f"export.profile: expected {' | '.join(PROFILES)}, got '{name}'")
+    return PROFILES[name]
+
+
+def profile_of(described: Mapping[str, Any]) -> str:
+    """Return the name of the profile that a config.json was written in."""
+    if "speculators_model_type" in described:
+        return "speculators"
+    return "vllm" if _IDS in described else "sglang"
+
+
+def serving_config(config: DrafterConfig, profile: str = "sglang") -> dict[str, Any]:
+    """Return config.json as a profile has it."""
+    rules = profile_named(profile)
+    return rules.describe(config, [i + rules.ids_above_outputs for i in config.aux_layers])
+
+
+def to_profile(tensors: Mapping[str, Tensor], profile: str) -> dict[str, Tensor]:
+    """Return tensors under the names of a profile."""
+    return _renamed(tensors, _OWN_LAYER, profile_named(profile).layer_key)
+
+
+def from_profile(tensors: Mapping[str, Tensor], profile: str) -> dict[str, Tensor]:
+    """Return tensors under our names; one that is not of the profile keeps a name unknown to us."""
+    key = profile_named(profile).layer_key
+    if key != _OWN_LAYER:
+        tensors = _renamed(tensors, _OWN_LAYER, f"{_OWN_LAYER} in {profile}: ")
+    return _renamed(tensors, key, _OWN_LAYER)
+
+
+def _renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
+    return {
+        new + name.removeprefix(old) if name.startswith(old) else name: tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _llama(config: DrafterConfig) -> dict[str, Any]:
+    """Return what every form says of the layer, and of the target's vocabulary."""
+    c = config
+    return {
+        "model_type": "llama",
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "rms_norm_eps": c.rms_norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": c.vocab_size,
+        "max_position_embeddings": c.max_position_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
+        "tie_word_embeddings": False,
+        "bos_token_id": c.bos_token_id,
+        "eos_token_id": c.eos_token_id,
+    }
+
+
+def _flat(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
+    """Return the form of EAGLE, with rope in the old and the new form for servers of either age."""
+    return _llama(config) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "target_hidden_size": config.target_hidden_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None,
+        "torch_dtype": "bfloat16",
+        "eagle_config": {_IDS: layer_ids, "use_aux_hidden_state": True},
+    }
+
+
+def _vllm(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
+    return _flat(config, layer_ids) | {_IDS: layer_ids}  # vLLM looks here first
+
+
+def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
+    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
+    return dict.fromkeys((*flags, "embed_requires_grad"), False) | {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        _IDS: layer_ids,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
+            "verifier": {"name_or_path": None, "architectures": []},
+        },
+        "transformer_layer_config": _llama(config),
+    }
+
+
+PROFILES = {
+    "sglang": Profile(layer_key="midlayer.", ids_above_outputs=0, describe=_flat, serve=_SGLANG),
+    "vllm": Profile(layer_key="layers.0.", ids_above_outputs=1, describe=_vllm, serve=_VLLM),
+    "speculators": Profile(
+        layer_key="layers.0.", ids_above_outputs=1, describe=_speculators, serve=_VLLM
+    ),
+}

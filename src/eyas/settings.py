@@ -215,6 +215,7 @@ class Export:
     """The form of the exported folder."""
 
     profile: str  # sglang | vllm | speculators
+    verifier: str | None = None  # speculators: the target's name or path where it is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ def test_a_server_that_reads_the_folder_computes_the_trained_logits(
     llama_drafter_config: DrafterConfig,
     llama_drafter: dict[str, Tensor],
 ) -> None:
-    write_export(tmp_path, llama_drafter, llama_drafter_config, "", profile)
+    write_export(tmp_path, llama_drafter, llama_drafter_config, "", profile, "org/target")
     expected = trained_logits(llama, llama_drafter_config, llama_drafter)
     served = reference_logits(tmp_path, READERS[profile], llama)
     torch.testing.assert_close(served, expected, rtol=1e-4, atol=1e-4)  # rope tables are float32
@@ -145,7 +145,7 @@ def test_every_profile_comes_back_under_our_names(
     llama_drafter_config: DrafterConfig,
     llama_drafter: dict[str, Tensor],
 ) -> None:
-    write_export(tmp_path, llama_drafter, llama_drafter_config, "", profile)
+    write_export(tmp_path, llama_drafter, llama_drafter_config, "", profile, "org/target")
     expected, got = served_tensors(llama_drafter), read_export(tmp_path, llama_drafter_config)
     assert expected.keys() == got.keys()
     assert all(torch.equal(expected[name], got[name]) for name in expected)
@@ -191,10 +191,20 @@ def test_a_folder_that_a_server_would_misread_is_refused(
     llama_drafter_config: DrafterConfig,
     llama_drafter: dict[str, Tensor],
 ) -> None:
-    write_export(tmp_path, llama_drafter, llama_drafter_config, "", profile)
+    write_export(tmp_path, llama_drafter, llama_drafter_config, "", profile, "org/target")
     words = spoil(tmp_path, profile)
     with pytest.raises(EyasError, match=words):
         read_export(tmp_path, llama_drafter_config)
+
+
+def test_speculators_want_to_know_the_target(
+    tmp_path: Path, llama_drafter_config: DrafterConfig, llama_drafter: dict[str, Tensor]
+) -> None:
+    with pytest.raises(EyasError, match=r"export\.verifier: expected the target's name"):
+        write_export(tmp_path, llama_drafter, llama_drafter_config, "", "speculators")
+    write_export(tmp_path, llama_drafter, llama_drafter_config, "", "speculators", "org/target")
+    config = read_json(tmp_path / "config.json")
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "org/target"
 
 
 def test_an_unknown_profile_is_refused(

@@ -14,7 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
-from eyas.drafter.profiles import from_profile, profile_of, serving_config, to_profile
+from eyas.drafter.profiles import (
+    from_profile,
+    profile_of,
+    serving_config,
+    to_profile,
+    verifier_of,
+)
 from eyas.errors import EyasError
 from eyas.files import read_json, replacing, write_json, write_text
 
@@ -112,13 +118,14 @@ def write_export(
     config: DrafterConfig,
     card: str,
     profile: str = "sglang",
+    verifier: str | None = None,
 ) -> None:
     """Check, write in bfloat16 as a profile names it, read back and compare bit for bit.
 
     Raises: EyasError if anything is not as servers expect it.
     """
     check_tensors(tensors, config, "drafter")
-    described, served = serving_config(config, profile), served_tensors(tensors)
+    described, served = serving_config(config, profile, verifier), served_tensors(tensors)
     metadata = {
         "format": "pt",
         "target": config.target_name,
@@ -140,7 +147,7 @@ def read_export(folder: Path, config: DrafterConfig) -> dict[str, Tensor]:
     """
     described = read_json(folder / "config.json", hint="run `dvc repro export`")
     profile = profile_of(described)
-    expected = serving_config(config, profile)
+    expected = serving_config(config, profile, verifier_of(described))
     for key in sorted(described.keys() | expected.keys()):
         if described.get(key) != expected.get(key) or (key in described) != (key in expected):
             raise EyasError(

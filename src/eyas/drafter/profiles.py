@@ -23,6 +23,7 @@ from eyas.drafter.config import DrafterConfig
 from eyas.errors import EyasError
 
 _OWN_LAYER = "midlayer."
+_NESTED = "speculators_config"
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _SGLANG = """Serve it with SGLang:
 
@@ -64,10 +65,29 @@ def profile_of(described: Mapping[str, Any]) -> str:
     return "vllm" if _IDS in described else "sglang"
 
 
-def serving_config(config: DrafterConfig, profile: str = "sglang") -> dict[str, Any]:
-    """Return config.json as a profile has it."""
+def serving_config(
+    config: DrafterConfig, profile: str = "sglang", verifier: str | None = None
+) -> dict[str, Any]:
+    """Return config.json as a profile has it; `verifier` is the target's name or path.
+
+    Raises: EyasError if the profile names the target and no name is given.
+    """
     rules = profile_named(profile)
-    return rules.describe(config, [i + rules.ids_above_outputs for i in config.aux_layers])
+    described = rules.describe(config, [i + rules.ids_above_outputs for i in config.aux_layers])
+    if _NESTED in described:
+        if not verifier:
+            raise EyasError(
+                "export.verifier: expected the target's name or path for profile speculators, "
+                "got null",
+                hint="speculators and vLLM read the target's config and embeddings from there",
+            )
+        described[_NESTED]["verifier"]["name_or_path"] = verifier
+    return described
+
+
+def verifier_of(described: Mapping[str, Any]) -> str | None:
+    """Return the target's name in a config.json, where the profile gives it."""
+    return described.get(_NESTED, {}).get("verifier", {}).get("name_or_path")
 
 
 def to_profile(tensors: Mapping[str, Tensor], profile: str) -> dict[str, Tensor]:
@@ -143,11 +163,11 @@ def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
         _IDS: layer_ids,
         "dtype": "bfloat16",
         "tie_word_embeddings": False,
-        "speculators_config": {
+        _NESTED: {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
-            "verifier": {"name_or_path": None, "architectures": []},
+            "verifier": {"architectures": []},
         },
         "transformer_layer_config": _llama(config),
     }

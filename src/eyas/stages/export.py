@@ -52,8 +52,10 @@ def work(params: Params) -> Report:
     config = load_config(DRAFTER / "config.json")
     tensors = read_tensors(DRAFTER / "drafter.safetensors")
     sources = params.section("merge.sources", tuple[str, ...])
-    profile = params.section("export", Export).profile
-    write_export(OUT, tensors, config, card_of(config, sources, profile), profile)
+    settings = params.section("export", Export)
+    profile = settings.profile
+    card = card_of(config, sources, profile)
+    write_export(OUT, tensors, config, card, profile, settings.verifier)
     parameters = sum(t.numel() for t in tensors.values() if t.is_floating_point())
     size_bytes = (OUT / WEIGHTS).stat().st_size
     return Report(

@@ -59,6 +59,7 @@ class Data:
     head: TargetHead
     config: DrafterConfig
     t2d_V: Tensor
+    stop_ids: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +128,7 @@ def anchor(folder: Path) -> Data:
         head=head,
         config=config,
         t2d_V=t2d_V,
+        stop_ids=load_codec(read_params().section("target.codec", str), TARGET).stop_ids,
     )
 
 
@@ -173,6 +175,7 @@ def finished_run() -> Data:
         head=inputs.head,
         config=config,
         t2d_V=_vocabulary(counts_V, config),
+        stop_ids=codec.stop_ids,
     )
 
 

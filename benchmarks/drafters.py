@@ -27,7 +27,7 @@ from drafter_runs import Place, Recipe, build
 
 from eyas.desk.params import read_params
 from eyas.drafter import acceptance as ac
-from eyas.drafter import checkpoint, ridge
+from eyas.drafter import checkpoint, feedback, ridge
 from eyas.drafter.export import read_tensors
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.lookup import Lookup
@@ -48,6 +48,10 @@ RECIPES = {
     f"{PEER}_3e-4": Recipe(trainer="specforge", settings={"start": "random", "lr": 3e-4, **_SMALL}),
     "specforge_from_ridge": Recipe(trainer="specforge", settings={"lr": 1e-4, **_SMALL}),
     "ridge_untrained": Recipe(trainer="none"),
+    "feedback_untrained": Recipe(trainer="none", settings={"feedback_rounds": 2}),
+    "feedback_2": Recipe(trainer="eyas", settings={"feedback_rounds": 2}),
+    "feedback_2_epochs_3": Recipe(trainer="eyas", settings={"feedback_rounds": 2, "epochs": 3}),
+    "epochs_4": Recipe(trainer="eyas", settings={"epochs": 4}),
     "epochs_2": Recipe(trainer="eyas", settings={"epochs": 2}),
     "epochs_3": Recipe(trainer="eyas", settings={"epochs": 3}),
     "random_start_1e-3": Recipe(trainer="eyas", settings={"start": "random", "lr": 1e-3}),
@@ -114,7 +118,7 @@ def key_of(data: Data, recipe: Recipe, base: Train, place: Place) -> str:
     if recipe.trainer == "eyas":
         parts.append(checkpoint.digest_of({}, {}))
     if settings["start"] == "ridge":
-        parts.append(sha256_of(Path(ridge.__file__)))
+        parts.append([sha256_of(Path(module.__file__)) for module in (ridge, feedback)])
     text = canonical_json(parts)
     return hashlib.sha256(text).hexdigest()[:16]
 

@@ -1,35 +1,23 @@
-"""A real SGLang on the CPU, with a drafter: started, asked for greedy replies, stopped.
+"""A real SGLang on the CPU, with a drafter: the flags and the environment that it wants here.
 
 Runs out of an environment of its own (.venv-sglang, made by `make test-sglang`), with the stand-ins
 of benchmarks/sglang_cpu on its path. Drafts are chains, weights float32.
-Source: SGLang 0.5.23 launch flags; docs: `meta_info` of POST /generate, GET /server_info.
+Source: SGLang 0.5.23 launch flags. What is asked of a server: eyas.drafter.served.
 """
 
 import contextlib
-import json
-import os
-import signal
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
+from eyas.drafter import served
 from eyas.errors import EyasError
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".venv-sglang/bin/python"
 STAND_INS = ROOT / "benchmarks/sglang_cpu"
 START_S = 600
-STOP_S = 20
-MAX_RUNNING = 16
+MAX_RUNNING = served.IN_FLIGHT
 MAX_TOKENS = 16_384  # places of the cache, all requests together
-_LOG_LINES = 15
 # Two attentions by name: given as one flag, SGLang finds no AMX kernels and takes a backend that
 # knows no drafts. The log interval makes /server_info count every step.
 _FLAGS = (
@@ -56,14 +44,6 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What the server answered; no verification where the prefill was enough."""
-
-    ids: tuple[int, ...]
-    verifications: int
-
-
 @contextlib.contextmanager
 def serving(target: Path, drafter: Path, *, num_drafts: int, log: Path) -> Generator[str]:
     """Run a server and give its address.
@@ -72,24 +52,10 @@ def serving(target: Path, drafter: Path, *, num_drafts: int, log: Path) -> Gener
     """
     if not PYTHON.is_file():
         raise EyasError(f"{PYTHON}: no such file", hint="run `make test-sglang`, which installs it")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w", encoding="utf-8") as out:
-        process = subprocess.Popen(
-            command_of(target, drafter, num_drafts, port),
-            env=os.environ | _ENVIRONMENT,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _await(url, process, log)
+    port = served.free_port()
+    command = command_of(target, drafter, num_drafts, port)
+    with served.serving(command, port, environment=_ENVIRONMENT, log=log, start_s=START_S) as url:
         yield url
-    finally:
-        _stop(process)
 
 
 def command_of(target: Path, drafter: Path, num_drafts: int, port: int) -> list[str]:
@@ -105,65 +71,3 @@ def command_of(target: Path, drafter: Path, num_drafts: int, port: int) -> list[
         f"--port={port}",
     )
     return [str(PYTHON), "-m", "sglang.launch_server", *own, *_FLAGS]
-
-
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
-            return
-        time.sleep(0.5)
-    end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-    state = "ended" if process.poll() is not None else f"gave no answer for {START_S} s"
-    raise EyasError("\n".join([f"the server {state}; the end of its log:", *end]))
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and its children, which share its process group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-
-
-def ask_all(
-    url: str, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_ids: Sequence[int]
-) -> list[Reply]:
-    """Send all prompts as ids, at most as many at once as the server runs; replies in order."""
-    sampling = {
-        "temperature": 0,
-        "max_new_tokens": max_new_tokens,
-        "stop_token_ids": list(stop_ids),
-    }
-
-    def ask(ids: Sequence[int]) -> Reply:
-        body = {"input_ids": list(ids), "sampling_params": sampling}
-        return reply_of(_fetch(f"{url}/generate", body))
-
-    with ThreadPoolExecutor(MAX_RUNNING) as pool:
-        return list(pool.map(ask, prompts))
-
-
-def reply_of(answer: dict[str, Any]) -> Reply:
-    """Return ids and counts; the counts are left out of an answer without a verification."""
-    meta = answer["meta_info"]
-    return Reply(
-        ids=tuple(answer["output_ids"]),
-        verifications=meta.get("spec_verify_ct", 0),
-    )
-
-
-def server_info(url: str) -> dict[str, Any]:
-    """Return the server's settings, and its counts under `internal_states`."""
-    return _fetch(f"{url}/server_info", None)
-
-
-def _fetch(url: str, body: object) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=START_S) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise EyasError(f"{url}: HTTP {error.code}: {error.read(500).decode()}") from None

@@ -208,6 +208,8 @@ class Train:
     clip_norm: float
     weight_decay: float
     seed: int
+    feedback_rounds: int = 0  # ridge: how often the MLP is solved on the drafter's own states
+    feedback_strength: float = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +229,7 @@ class Evaluate:
     draft_steps: tuple[int, ...]  # the K of each run; the table is at `headline_steps`
     headline_steps: int
     lookup_ngram: int  # prompt lookup tries this n-gram, then shorter ones
+    backend: str = "transformers"  # transformers | sglang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +254,16 @@ class TrainRuntime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """The SGLang server that `evaluate.backend=sglang` asks."""
+
+    url: str | None  # null: start one by `command`
+    command: tuple[str, ...]  # with {target}, {drafter}, {steps}, {tokens} and {port}
+    environment: dict[str, str]
+    start_s: float  # until it must answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """This machine, this moment: changes no output and is in no `params:` list."""
 
@@ -260,3 +273,4 @@ class Runtime:
     concurrency: dict[str, int]  # partition -> requests in flight at most
     connection: Connection
     train: TrainRuntime
+    serving: Serving

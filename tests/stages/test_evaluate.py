@@ -1,6 +1,7 @@
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from eyas.desk.params import Params, read_params
 from eyas.drafter import acceptance as ac
+from eyas.drafter import served
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.trees import chain
 from eyas.errors import EyasError
@@ -199,3 +201,39 @@ def test_what_does_not_belong_together_is_refused_and_named(
     with pytest.raises(EyasError, match=words):
         evaluate.work(params())
     assert not (home / "data/evaluation.json").exists()
+
+
+def test_a_server_s_own_counts_become_the_table(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reply is 9 tokens in 4 verifications, of which two accept 2 drafts."""
+    info = {"internal_states": [{"avg_spec_accept_length": 2.25}]}
+    asked: list[list[int]] = []
+
+    @contextlib.contextmanager
+    def drafting(*_: object) -> Iterator[str]:
+        yield "http://server"
+
+    def ask_all(_url: str, prompts: list[list[int]], **_: object) -> list[served.Reply]:
+        asked.extend(prompts)
+        reply = served.Reply(ids=(7, 8) * 4 + (7,), verifications=4, histogram=(2, 0, 2))
+        return [reply] * len(prompts)
+
+    monkeypatch.setattr(served, "drafting", drafting)
+    monkeypatch.setattr(served, "ask_all", ask_all)
+    monkeypatch.setattr(served, "server_info", lambda _url: info)
+    monkeypatch.setattr(evaluate, "load_model", lambda *_: pytest.fail("the target is not loaded"))
+    report = evaluate.work(params(backend="sglang"))
+    result = read_json(home / "data/evaluation.json")
+    row = next(r for r in result["rows"] if (r["drafter"], r["dataset"]) == ("trained", "all"))
+    assert (row["method"], row["tau"], row["prompts"]) == ("served", 2.0, len(asked))
+    assert row["acceptance_by_position"] == [0.5, 1.0]
+    assert report.metrics["acceptance_length_trained"] == 2.0
+    assert report.metrics["acceptance_length_lookup"] > 1.5, "the reply repeats itself"
+    assert report.metrics["server_accept_length"] == 2.25
+    assert "in SGLang" in report.summary
+
+
+def test_an_unknown_backend_is_refused(home: Path) -> None:
+    with pytest.raises(EyasError, match=r"evaluate\.backend: expected transformers \| sglang"):
+        evaluate.work(params(backend="vllm"))

@@ -10,7 +10,7 @@ Source: SGLang python/sglang/srt/models/llama_eagle3.py; docs/contracts.md.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -171,6 +171,45 @@ class DraftRunner:
             out_TD = self._finish(out_TD, self._attend_own(q, (k, v), own, causal_TT))
             drafts.append(self._best_each(out_TD))
         return torch.stack(drafts, dim=1)
+
+    def foresee(
+        self, path: Sequence[int], aux_TLD: Tensor, num_steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Give, for each step k of drafting the path's own tokens, the layer before its MLP.
+
+        Row t reads x[t+1+k] and foresees the state of that token, so step k has T-1-k rows.
+
+        Yields:
+            The state after attention, [rows, D], and what down_proj reads, [rows, I].
+        """
+        ids_T = torch.tensor(path)
+        rows = len(ids_T) - 1
+        hidden = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
+        positions_T, causal_TT = torch.arange(rows), torch.ones(rows, rows, dtype=torch.bool).tril()
+        q, *first = self._project(ids_T[1:], hidden, positions_T)
+        own: list[tuple[Tensor, Tensor]] = []
+        for step in range(num_steps):
+            count = rows - step
+            if step:
+                hidden = hidden[:count]
+                ids, positions = ids_T[1 + step :], positions_T[:count] + step
+                q, own_k, own_v = self._project(ids, hidden, positions)
+                own = [(key[:, :count], value[:, :count]) for key, value in own]
+                own.append((own_k, own_v))
+            mixed = self._attend_own(q, (first[0], first[1]), own, causal_TT[:count])
+            hidden = hidden + F.linear(mixed, self._w[f"{_LAYER}self_attn.o_proj.weight"])
+            inner = self._inner(hidden)
+            yield hidden, inner
+            hidden = hidden + F.linear(inner, self._w[f"{_LAYER}mlp.down_proj.weight"])
+
+    def _inner(self, hidden_TD: Tensor) -> Tensor:
+        """Return what the MLP's down_proj reads, [T, I]."""
+        w, eps = self._w, self._config.rms_norm_eps
+        normed = rms_norm(hidden_TD, w[f"{_LAYER}post_attention_layernorm.weight"], eps)
+        gate, up = (
+            F.linear(normed, w[f"{_LAYER}mlp.{name}_proj.weight"]) for name in ("gate", "up")
+        )
+        return F.silu(gate) * up
 
     def _best(self, hidden_1D: Tensor) -> int:
         return int(self._best_each(hidden_1D)[0])

@@ -8,9 +8,13 @@ real at `headline_steps`, and the ids must be the same. Other K and the baseline
 training, random weights, prompt lookup) are replays of the plain path; the replay of the trained
 drafter at the headline K must verify exactly as often as its real loop did. Time is measured on a
 few prompts, one at a time, as a user feels it.
+
+With `evaluate.backend=sglang` the target is not loaded: a server with the exported drafter answers
+the prompts, its own counts give acceptance, and prompt lookup is replayed along its replies.
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,7 @@ from omegaconf import DictConfig
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter import acceptance as ac
+from eyas.drafter import served
 from eyas.drafter.config import DrafterConfig, load_config
 from eyas.drafter.export import (
     check_tensors,
@@ -37,7 +42,7 @@ from eyas.drafter.verifier import Target
 from eyas.errors import EyasError
 from eyas.files import read_json, read_records, write_json
 from eyas.records import Prompt
-from eyas.settings import Evaluate, Runtime
+from eyas.settings import Evaluate, Runtime, Serving
 from eyas.states.folder import SIDECAR
 from eyas.states.target import load_model
 from eyas.tokens.codecs import load_codec
@@ -71,6 +76,14 @@ def work(params: Params) -> Report:
     codec = load_codec(params.section("target.codec", str), TARGET)
     prompts = read_prompts(params.section("merge.sources", tuple[str, ...]), settings)
     rendered = [(p, codec.render_prompt(p.messages, p.tools)) for p in prompts]
+    if settings.backend == "sglang":
+        read_export(EXPORT, config)
+        decoding = Decoding(max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids)
+        return work_served(rendered, settings, runtime.serving, decoding)
+    if settings.backend != "transformers":
+        raise EyasError(
+            f"evaluate.backend: expected transformers | sglang, got '{settings.backend}'"
+        )
     model = load_model(TARGET)
     embed_VD = model.get_input_embeddings().weight.detach()
     runners = {
@@ -93,6 +106,65 @@ def work(params: Params) -> Report:
     warn_of(result["prompts"])
     write_json(OUT, result)
     return report_of(result, settings)
+
+
+def work_served(
+    rendered: Sequence[tuple[Prompt, list[int]]],
+    settings: Evaluate,
+    knobs: Serving,
+    decoding: Decoding,
+) -> Report:
+    """Let a server decode the prompts with its drafter, and write its counts as the table."""
+    num_drafts = settings.headline_steps
+    with served.drafting(knobs, TARGET, EXPORT, num_drafts) as url:
+        begun_s = time.monotonic()
+        replies = served.ask_all(url, [ids for _, ids in rendered], **decoding)
+        answer_s = time.monotonic() - begun_s
+        info = served.server_info(url)
+    rows = served_rows(rendered, replies, settings)
+    tokens, verifications = (
+        sum(len(reply.ids) for reply in replies),
+        sum(reply.verifications for reply in replies),
+    )
+    facts = {
+        "prompts": len(replies),
+        "forward_passes_saved_share": round((tokens - len(replies) - verifications) / tokens, 4),
+        "server_accept_length": round(tokens / max(verifications, 1), 4),
+        "server_average": round(info["internal_states"][0]["avg_spec_accept_length"], 4),
+        "answer_s": round(answer_s, 1),
+    }
+    result = {"convention": CONVENTION, "headline_steps": num_drafts, "rows": rows, **facts}
+    write_json(OUT, result | {"backend": settings.backend})
+    metrics = acceptance_metrics(rows, num_drafts) | facts
+    return Report(
+        summary=f"acceptance length at K={num_drafts} in SGLang: trained "
+        f"{metrics['acceptance_length_trained']:.2f}, prompt lookup "
+        f"{metrics['acceptance_length_lookup']:.2f}; {len(replies)} prompts in {answer_s:.0f} s",
+        metrics=metrics,
+        artifacts=(OUT,),
+    )
+
+
+def served_rows(
+    rendered: Sequence[tuple[Prompt, list[int]]],
+    replies: Sequence[served.Reply],
+    settings: Evaluate,
+) -> list[dict[str, Any]]:
+    """Return the rows of the server's drafter, and those of prompt lookup on the same replies."""
+    num_drafts, lookup = settings.headline_steps, Lookup(max_ngram=settings.lookup_ngram)
+    paths = [(p.dataset, r.ids) for (p, _), r in zip(rendered, replies, strict=True)]
+    found = [reply.verified(num_drafts) for reply in replies]
+    rows = rows_of(("trained", "served", num_drafts), paths, found)
+    replays = [
+        ac.replay(
+            [*prompt, *reply.ids],
+            len(prompt),
+            lambda n, ids=(*prompt, *reply.ids): lookup.propose(ids[:n], num_drafts),
+            num_drafts,
+        )
+        for (_, prompt), reply in zip(rendered, replies, strict=True)
+    ]
+    return rows + rows_of(("lookup", "replay", num_drafts), paths, replays)
 
 
 def check_belonging(config: DrafterConfig) -> None:
@@ -146,7 +218,8 @@ def table(
     """Return the rows, real and replayed, and the trained drafter's replay at the headline K."""
     headline = settings.headline_steps
     steps = sorted({*settings.draft_steps, headline})
-    rows = rows_of(("trained", "real", headline), paths, [p.drafted.verified for p in paths])
+    replies = [(path.dataset, path.plain.ids) for path in paths]
+    rows = rows_of(("trained", "real", headline), replies, [p.drafted.verified for p in paths])
     for row in rows:
         row["lossless_prompts"] = sum(
             p.lost_at is None for p in paths if row["dataset"] in (ALL, p.dataset)
@@ -159,7 +232,7 @@ def table(
                 ac.replay(path.ids, len(path.prompt), chain, num_drafts)
                 for path, chain in zip(paths, chains, strict=True)
             ]
-            rows += rows_of((name, "replay", num_drafts), paths, replays[name, num_drafts])
+            rows += rows_of((name, "replay", num_drafts), replies, replays[name, num_drafts])
     return rows, replays["trained", headline]
 
 
@@ -183,16 +256,21 @@ def chains_of(
 
 
 def rows_of(
-    about: tuple[str, str, int], paths: Sequence[HeldOut], verified: Sequence[ac.Verified]
+    about: tuple[str, str, int],
+    replies: Sequence[tuple[str, Sequence[int]]],
+    verified: Sequence[ac.Verified],
 ) -> list[dict[str, Any]]:
-    """Return a row for all prompts and one a data set; `about` is drafter, method and K."""
+    """Return a row for all prompts and one a data set.
+
+    `about` is drafter, method and K; `replies` pairs each prompt's data set with its reply.
+    """
     drafter, method, num_drafts = about
     rows = []
-    for dataset in (ALL, *dict.fromkeys(path.dataset for path in paths)):
+    for dataset in (ALL, *dict.fromkeys(name for name, _ in replies)):
         chosen = [
-            (path.plain.ids, v)
-            for path, v in zip(paths, verified, strict=True)
-            if dataset in (ALL, path.dataset)
+            (ids, v)
+            for (name, ids), v in zip(replies, verified, strict=True)
+            if dataset in (ALL, name)
         ]
         row = {"drafter": drafter, "dataset": dataset, "method": method}
         rows.append(row | ac.figures_of(chosen, num_drafts))
@@ -214,13 +292,19 @@ def warn_of(prompts: Sequence[Mapping[str, Any]]) -> None:
             log.warning("evaluate: %(dataset)s prompt %(id)s: replay differs", prompt)
 
 
+def acceptance_metrics(rows: Sequence[Mapping[str, Any]], headline: int) -> dict[str, float | int]:
+    """Return the acceptance length of each drafter and data set at the headline K."""
+    return {
+        f"acceptance_length_{row['drafter']}"
+        + ("" if row["dataset"] == ALL else f"_{row['dataset']}"): round(row["tau"], 4)
+        for row in rows
+        if row["method"] != "real" and row["draft_steps"] == headline
+    }
+
+
 def report_of(result: Mapping[str, Any], settings: Evaluate) -> Report:
     """Return the headline: acceptance lengths, losslessness, time."""
-    metrics: dict[str, float | int] = {}
-    for row in result["rows"]:
-        if row["method"] == "replay" and row["draft_steps"] == settings.headline_steps:
-            suffix = "" if row["dataset"] == ALL else f"_{row['dataset']}"
-            metrics[f"acceptance_length_{row['drafter']}{suffix}"] = round(row["tau"], 4)
+    metrics = acceptance_metrics(result["rows"], settings.headline_steps)
     prompts, clock = result["prompts"], result["wall_clock"]
     saved = 1 - clock["forward_passes_drafted"] / clock["forward_passes_plain"]
     metrics |= {

@@ -1,23 +1,31 @@
-"""A real SGLang on the CPU, with a drafter: the flags and the environment that it wants here.
+"""A real SGLang on the CPU, with a drafter: started and stopped; eyas.drafter.served asks it.
 
 Runs out of an environment of its own (.venv-sglang, made by `make test-sglang`), with the stand-ins
 of benchmarks/sglang_cpu on its path. Drafts are chains, weights float32.
-Source: SGLang 0.5.23 launch flags. What is asked of a server: eyas.drafter.served.
+Source: SGLang 0.5.23 launch flags.
 """
 
 import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
 from collections.abc import Generator
 from pathlib import Path
 
-from eyas.drafter import served
+from eyas.drafter.served import IN_FLIGHT
 from eyas.errors import EyasError
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".venv-sglang/bin/python"
 STAND_INS = ROOT / "benchmarks/sglang_cpu"
 START_S = 600
-MAX_RUNNING = served.IN_FLIGHT
+STOP_S = 20
+MAX_RUNNING = IN_FLIGHT
 MAX_TOKENS = 16_384  # places of the cache, all requests together
+_LOG_LINES = 15
 # Two attentions by name: given as one flag, SGLang finds no AMX kernels and takes a backend that
 # knows no drafts. The log interval makes /server_info count every step.
 _FLAGS = (
@@ -52,10 +60,24 @@ def serving(target: Path, drafter: Path, *, num_drafts: int, log: Path) -> Gener
     """
     if not PYTHON.is_file():
         raise EyasError(f"{PYTHON}: no such file", hint="run `make test-sglang`, which installs it")
-    port = served.free_port()
-    command = command_of(target, drafter, num_drafts, port)
-    with served.serving(command, port, environment=_ENVIRONMENT, log=log, start_s=START_S) as url:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w", encoding="utf-8") as out:
+        process = subprocess.Popen(
+            command_of(target, drafter, num_drafts, port),
+            env=os.environ | _ENVIRONMENT,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _await(url, process, log)
         yield url
+    finally:
+        _stop(process)
 
 
 def command_of(target: Path, drafter: Path, num_drafts: int, port: int) -> list[str]:
@@ -71,3 +93,23 @@ def command_of(target: Path, drafter: Path, num_drafts: int, port: int) -> list[
         f"--port={port}",
     )
     return [str(PYTHON), "-m", "sglang.launch_server", *own, *_FLAGS]
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            return
+        time.sleep(0.5)
+    end = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+    state = "ended" if process.poll() is not None else f"gave no answer for {START_S} s"
+    raise EyasError("\n".join([f"the server {state}; the end of its log:", *end]))
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and its children, which share its process group."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)

@@ -254,16 +254,6 @@ class TrainRuntime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """The SGLang server that `evaluate.backend=sglang` asks."""
-
-    url: str | None  # null: start one by `command`
-    command: tuple[str, ...]  # with {target}, {drafter}, {steps}, {tokens} and {port}
-    environment: dict[str, str]
-    start_s: float  # until it must answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """This machine, this moment: changes no output and is in no `params:` list."""
 
@@ -273,4 +263,4 @@ class Runtime:
     concurrency: dict[str, int]  # partition -> requests in flight at most
     connection: Connection
     train: TrainRuntime
-    serving: Serving
+    sglang_url: str | None = None  # of the server that evaluate.backend=sglang asks

@@ -136,7 +136,7 @@ def test_documents_without_a_reply_are_refused(
     drafter, documents, embed_VD, norm_weight_D = made
     silent = [dataclasses.replace(d, reply_T=d.reply_T * 0) for d in documents.documents]
     feedback = Feedback(rounds=1, strength=STRENGTH, step_weights=WEIGHTS)
-    with pytest.raises(EyasError, match="expected documents with predictions"):
+    with pytest.raises(EyasError, match="expected documents of three tokens or more"):
         refine(drafter, InMemory(silent), embed_VD, norm_weight_D, feedback)
 
 

@@ -1,11 +1,9 @@
 """A server's counts, read over a loopback that answers as SGLang 0.5.23 does."""
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from eyas.drafter import acceptance as ac
 from eyas.drafter import served
 from eyas.errors import EyasError
-from eyas.settings import Serving
 
 INFO: dict[str, Any] = {
     "speculative_algorithm": "EAGLE3",
@@ -67,10 +64,6 @@ def url() -> Iterator[str]:
         thread.join()
 
 
-def knobs(url: str | None, command: tuple[str, ...] = ()) -> Serving:
-    return Serving(url=url, command=command, environment={}, start_s=20.0)
-
-
 def test_replies_come_in_the_order_of_the_prompts_with_their_counts(url: str) -> None:
     prompts = [[number] for number in range(40)]
     replies = served.ask_all(url, prompts, max_new_tokens=7, stop_ids=(2,))
@@ -113,49 +106,12 @@ def test_a_server_that_drafts_by_other_rules_is_refused(
     url: str, name: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(INFO, name, value)
-    with (
-        pytest.raises(EyasError, match=f"{name}: expected .*, got {value}"),
-        served.drafting(knobs(url), Path("t"), Path("d"), 3),
-    ):
-        pass
+    with pytest.raises(EyasError, match=f"{name}: expected .*, got {value}"):
+        served.check_server(served.server_info(url), 3)
 
 
 def test_an_error_of_the_server_and_a_missing_one_are_named(url: str) -> None:
     with pytest.raises(EyasError, match="HTTP 400"):
         served.ask_all(url, [[]], max_new_tokens=1, stop_ids=())
     with pytest.raises(EyasError, match="no answer"):
-        served.server_info(f"http://127.0.0.1:{served.free_port()}")
-
-
-def test_a_command_starts_a_server_with_target_drafter_and_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = ("{target}", "{drafter}", "{steps}", "{tokens}", "{port}")
-    show = "import sys; print(sys.argv[1:]); sys.exit(3)"
-    with (
-        pytest.raises(EyasError, match=r"(?s)the server ended; .*/t', '.*/d', '3', '4', '\d+'"),
-        served.drafting(knobs(None, (sys.executable, "-c", show, *words)), Path("t"), Path("d"), 3),
-    ):
-        pass
-    with (
-        pytest.raises(EyasError, match="cannot be started"),
-        served.drafting(knobs(None, (str(tmp_path / "none"),)), Path("t"), Path("d"), 3),
-    ):
-        pass
-
-
-def test_the_server_that_was_started_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    port = served.free_port()
-    command = (sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1")
-    (tmp_path / "health").touch()
-    with (
-        served.serving(command, port, environment={}, log=tmp_path / "log", start_s=20.0) as url,
-        pytest.raises(EyasError, match="HTTP 404"),
-    ):
-        served.server_info(url)
-    with pytest.raises(EyasError, match="no answer"):
-        served.server_info(url)
+        served.server_info("http://127.0.0.1:9")

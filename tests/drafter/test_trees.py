@@ -17,13 +17,13 @@ from eyas.drafter.verifier import Target
 
 PROMPTS = ([5, 7, 11, 5, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9], [90])
 MAX_NEW = 20
-CHANCE = 1e-6  # a right sampler fails so rarely; the seeds are fixed
+CHANCE = 1e-4  # a right sampler fails so rarely; the seeds are fixed
 Rule = Callable[[Tensor, Sequence[int], Tensor | None, torch.Generator], int]
 
 
 def chi_square_limit(cells: int) -> float:
     """Return the chi-square exceeded with chance `CHANCE` (Wilson and Hilferty, 1931)."""
-    freedom, z = cells - 1, 4.7534
+    freedom, z = cells - 1, 3.719
     return freedom * (1 - 2 / (9 * freedom) + z * math.sqrt(2 / (9 * freedom))) ** 3
 
 

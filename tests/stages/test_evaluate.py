@@ -1,7 +1,6 @@
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -207,22 +206,25 @@ def test_a_server_s_own_counts_become_the_table(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each reply is 9 tokens in 4 verifications, of which two accept 2 drafts."""
-    info = {"internal_states": [{"avg_spec_accept_length": 2.25}]}
+    info = {
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": 2,
+        "speculative_eagle_topk": 1,
+        "internal_states": [{"avg_spec_accept_length": 2.25}],
+    }
     asked: list[list[int]] = []
-
-    @contextlib.contextmanager
-    def drafting(*_: object) -> Iterator[str]:
-        yield "http://server"
 
     def ask_all(_url: str, prompts: list[list[int]], **_: object) -> list[served.Reply]:
         asked.extend(prompts)
         reply = served.Reply(ids=(7, 8) * 4 + (7,), verifications=4, histogram=(2, 0, 2))
         return [reply] * len(prompts)
 
-    monkeypatch.setattr(served, "drafting", drafting)
     monkeypatch.setattr(served, "ask_all", ask_all)
     monkeypatch.setattr(served, "server_info", lambda _url: info)
     monkeypatch.setattr(evaluate, "load_model", lambda *_: pytest.fail("the target is not loaded"))
+    with pytest.raises(EyasError, match=r"runtime\.sglang_url: expected the address"):
+        evaluate.work(params(backend="sglang"))
+    monkeypatch.setitem(RUNTIME, "sglang_url", "http://server")
     report = evaluate.work(params(backend="sglang"))
     result = read_json(home / "data/evaluation.json")
     row = next(r for r in result["rows"] if (r["drafter"], r["dataset"]) == ("trained", "all"))

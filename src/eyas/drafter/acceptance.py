@@ -255,15 +255,10 @@ def _verified(verdicts: Sequence[tuple[int, int, int]]) -> Verified:
     return Verified(gains=gains, accepted=accepted, judged=judged)
 
 
-def _matching(drafts: Sequence[int], choices: Sequence[int]) -> int:
-    """Return how many drafts equal the target's choices before the first that does not."""
-    same = [draft == choice for draft, choice in zip(drafts, choices, strict=False)]
-    return next((i for i, equal in enumerate(same) if not equal), len(same))
-
-
 def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
     """Return the first place where two replies differ, in tokens; None if they are equal."""
-    place = _matching(ids, other)
+    shorter = min(len(ids), len(other))
+    place = next((i for i in range(shorter) if ids[i] != other[i]), shorter)
     return None if place == len(ids) == len(other) else place
 
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.profiles import (
-    from_profile,
+    OWN_LAYER,
+    profile_named,
     profile_of,
+    renamed,
     serving_config,
-    to_profile,
     verifier_of,
 )
 from eyas.errors import EyasError
@@ -125,6 +126,7 @@ def write_export(
     Raises: EyasError if anything is not as servers expect it.
     """
     check_tensors(tensors, config, "drafter")
+    key = profile_named(profile).layer_key
     described, served = serving_config(config, profile, verifier), served_tensors(tensors)
     metadata = {
         "format": "pt",
@@ -132,7 +134,7 @@ def write_export(
         "target_revision": config.target_revision,
     }
     with replacing(folder / WEIGHTS) as temporary:
-        save_file(to_profile(served, profile), temporary, metadata=metadata)
+        save_file(renamed(served, OWN_LAYER, key), temporary, metadata=metadata)
     write_json(folder / "config.json", described)
     write_text(folder / "README.md", card)
     again = read_export(folder, config)
@@ -148,13 +150,13 @@ def read_export(folder: Path, config: DrafterConfig) -> dict[str, Tensor]:
     described = read_json(folder / "config.json", hint="run `dvc repro export`")
     profile = profile_of(described)
     expected = serving_config(config, profile, verifier_of(described))
-    for key in sorted(described.keys() | expected.keys()):
-        if described.get(key) != expected.get(key) or (key in described) != (key in expected):
-            raise EyasError(
-                f"{folder}/config.json: {key}: expected {expected.get(key)}, got "
-                f"{described.get(key)} (profile {profile})",
-                hint="run `dvc repro -f -s export`",
-            )
-    tensors = from_profile(read_tensors(folder / WEIGHTS), profile)
+    if wrong := sorted(k for k in described | expected if described.get(k) != expected.get(k)):
+        raise EyasError(
+            f"{folder}/config.json: {wrong[0]}: expected {expected.get(wrong[0])}, got "
+            f"{described.get(wrong[0])} (profile {profile})",
+            hint="run `dvc repro -f -s export`",
+        )
+    key = profile_named(profile).layer_key
+    tensors = renamed(read_tensors(folder / WEIGHTS), key, OWN_LAYER)
     check_tensors(tensors, config, str(folder / WEIGHTS))
     return tensors

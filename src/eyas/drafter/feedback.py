@@ -10,7 +10,7 @@ Legend: T tokens, D hidden size, I inner size of the MLP, S TTT steps.
 Source: own; measured in RESULTS.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Document, Documents, predictions
-from eyas.errors import EyasError
+from eyas.drafter.ridge import NormalEquations
 
 _LONGEST_TOKENS = 2048  # of a document: attention here holds all pairs of rows
 
@@ -48,44 +48,26 @@ def refine(
     down = drafter.midlayer.mlp.down_proj.weight
     for _ in range(feedback.rounds):
         runner = DraftRunner(drafter.state_dict(), drafter.config, embed_VD)
-        gram_II = torch.zeros(down.shape[1], down.shape[1], dtype=torch.float64)
-        cross_ID = torch.zeros(down.shape[1], down.shape[0], dtype=torch.float64)
-        rows = 0.0
+        equations = NormalEquations(down.shape[1], down.shape[0])
         for index in range(len(documents.lengths)):
-            equations = _rows_of(runner, documents.read(index), norm_weight_D, feedback)
-            for weight, inner, missing in equations:
-                gram_II += weight * (inner.T @ inner).double()
-                cross_ID += weight * (inner.T @ missing).double()
-                rows += weight * len(inner)
-        if not rows:
-            raise EyasError(
-                "train.feedback_rounds: expected documents with predictions, got none",
-                hint="train on more data, or set train.feedback_rounds to 0",
-            )
-        down.copy_(_solve(gram_II, cross_ID, feedback.strength * rows, rows))
+            rows = _rows_of(runner, documents.read(index), norm_weight_D, feedback.step_weights)
+            for weight, (inner, missing) in zip(feedback.step_weights, rows, strict=False):
+                equations.accumulate(inner, missing, weight)
+        down.copy_(equations.solve(feedback.strength))
 
 
 def _rows_of(
-    runner: DraftRunner, document: Document, norm_weight_D: Tensor, feedback: Feedback
-) -> Iterator[tuple[float, Tensor, Tensor]]:
-    """Give for each step its weight, the features, and the target's state less the estimate.
+    runner: DraftRunner, document: Document, norm_weight_D: Tensor, step_weights: Sequence[float]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Give for each step the features, and the target's state less the state after attention.
 
     A prediction p is foreseen by row p-1-k; row 0 stands on the attention sink and is left out.
     """
     ids = document.input_ids_T[:_LONGEST_TOKENS].tolist()
     found = predictions(document.reply_T)
     found = found[found < len(ids)]
-    steps = min(len(feedback.step_weights), len(ids) - 1)
+    steps = min(len(step_weights), len(ids) - 1)
     for step, (state_TD, inner_TI) in enumerate(runner.foresee(ids, document.aux_TLD, steps)):
         at = found[found >= 2 + step]
-        rows = at - 1 - step
         wanted = document.final_TD[at].float() / norm_weight_D
-        yield feedback.step_weights[step], inner_TI[rows], wanted - state_TD[rows]
-
-
-def _solve(gram_II: Tensor, cross_ID: Tensor, penalty: float, rows: float) -> Tensor:
-    """Return the map [D, I]; features are scaled to unit size, the penalty is relative to it."""
-    scale_I = (gram_II.diagonal() / rows).sqrt().clamp(min=1e-12)
-    unit_II = gram_II / scale_I / scale_I.unsqueeze(1)
-    unit_II.diagonal().add_(penalty)
-    return (torch.linalg.solve(unit_II, cross_ID / scale_I.unsqueeze(1)) / scale_I.unsqueeze(1)).T
+        yield inner_TI[at - 1 - step], wanted - state_TD[at - 1 - step]

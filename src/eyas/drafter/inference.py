@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
-from eyas.drafter.layers import apply_rotary, gated_mlp, rms_norm, rotary_tables
+from eyas.drafter.layers import apply_rotary, rms_norm, rotary_tables
 from eyas.drafter.trees import ROOT, Tree, chain
 
 _LAYER = "midlayer."
@@ -155,20 +155,8 @@ class DraftRunner:
         Row t is what `propose` would return once x[0..t+1] is committed: drafts depend on the
         committed tokens alone, so a replay of the path gives the chains of real decoding.
         """
-        ids_T = torch.tensor(path[1:])
-        rows = len(ids_T)
-        hidden_TD = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
-        positions_T = torch.arange(rows)
-        q, k, v = self._project(ids_T, hidden_TD, positions_T)
-        causal_TT = torch.ones(rows, rows, dtype=torch.bool).tril()
-        out_TD = self._finish(hidden_TD, self._attend(q, k, v, causal_TT))
-        drafts = [self._best_each(out_TD)]
-        own: list[tuple[Tensor, Tensor]] = []
-        while len(drafts) < num_drafts:
-            step = len(drafts)
-            q, own_k, own_v = self._project(drafts[-1], out_TD, positions_T + step)
-            own.append((own_k, own_v))
-            out_TD = self._finish(out_TD, self._attend_own(q, (k, v), own, causal_TT))
+        drafts: list[Tensor] = []
+        for _, _, out_TD in self._unroll(path, aux_TLD, num_drafts, lambda _: drafts[-1]):
             drafts.append(self._best_each(out_TD))
         return torch.stack(drafts, dim=1)
 
@@ -177,39 +165,42 @@ class DraftRunner:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Give, for each step k of drafting the path's own tokens, the layer before its MLP.
 
-        Row t reads x[t+1+k] and foresees the state of that token, so step k has T-1-k rows.
-
-        Yields:
-            The state after attention, [rows, D], and what down_proj reads, [rows, I].
+        Row t reads x[t+1+k] and foresees the state of that token, so step k has T-1-k rows: the
+        states after attention, [rows, D], and what down_proj reads, [rows, I].
         """
         ids_T = torch.tensor(path)
-        rows = len(ids_T) - 1
+        steps = self._unroll(path, aux_TLD, num_steps, lambda step: ids_T[1 + step :])
+        return ((hidden, inner) for hidden, inner, _ in steps)
+
+    def _unroll(
+        self,
+        path: Sequence[int],
+        aux_TLD: Tensor,
+        num_steps: int,
+        tokens: Callable[[int], Tensor],
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Give each step's states after attention, MLP features and output, a row a prefix.
+
+        `tokens(k)` are what the first rows read at step k >= 1; the other rows are left out.
+        """
+        ids = torch.tensor(path[1:])
+        rows = len(ids)
         hidden = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
-        positions_T, causal_TT = torch.arange(rows), torch.ones(rows, rows, dtype=torch.bool).tril()
-        q, *first = self._project(ids_T[1:], hidden, positions_T)
+        causal_TT = torch.ones(rows, rows, dtype=torch.bool).tril()
+        q, k, v = self._project(ids, hidden, torch.arange(rows))
+        attended = self._attend(q, k, v, causal_TT)
         own: list[tuple[Tensor, Tensor]] = []
         for step in range(num_steps):
-            count = rows - step
             if step:
+                ids = tokens(step)
+                count = len(ids)
                 hidden = hidden[:count]
-                ids, positions = ids_T[1 + step :], positions_T[:count] + step
-                q, own_k, own_v = self._project(ids, hidden, positions)
-                own = [(key[:, :count], value[:, :count]) for key, value in own]
-                own.append((own_k, own_v))
-            mixed = self._attend_own(q, (first[0], first[1]), own, causal_TT[:count])
-            hidden = hidden + F.linear(mixed, self._w[f"{_LAYER}self_attn.o_proj.weight"])
-            inner = self._inner(hidden)
-            yield hidden, inner
-            hidden = hidden + F.linear(inner, self._w[f"{_LAYER}mlp.down_proj.weight"])
-
-    def _inner(self, hidden_TD: Tensor) -> Tensor:
-        """Return what the MLP's down_proj reads, [T, I]."""
-        w, eps = self._w, self._config.rms_norm_eps
-        normed = rms_norm(hidden_TD, w[f"{_LAYER}post_attention_layernorm.weight"], eps)
-        gate, up = (
-            F.linear(normed, w[f"{_LAYER}mlp.{name}_proj.weight"]) for name in ("gate", "up")
-        )
-        return F.silu(gate) * up
+                q, *last = self._project(ids, hidden, torch.arange(count) + step)
+                own = [(key[:, :count], value[:, :count]) for key, value in [*own, last]]
+                attended = self._attend_own(q, (k, v), own, causal_TT[:count])
+            after, inner = self._parts(hidden, attended)
+            hidden = after + F.linear(inner, self._w[f"{_LAYER}mlp.down_proj.weight"])
+            yield after, inner, hidden
 
     def _best(self, hidden_1D: Tensor) -> int:
         return int(self._best_each(hidden_1D)[0])
@@ -279,8 +270,13 @@ class DraftRunner:
         return mixed.flatten(0, 1).transpose(0, 1).flatten(1)
 
     def _finish(self, hidden_TD: Tensor, attended: Tensor) -> Tensor:
+        after_TD, inner = self._parts(hidden_TD, attended)
+        return after_TD + F.linear(inner, self._w[f"{_LAYER}mlp.down_proj.weight"])
+
+    def _parts(self, hidden_TD: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the state after attention, [T, D], and what the MLP's down_proj reads, [T, I]."""
         w, eps = self._w, self._config.rms_norm_eps
         hidden_TD = hidden_TD + F.linear(attended, w[f"{_LAYER}self_attn.o_proj.weight"])
         normed = rms_norm(hidden_TD, w[f"{_LAYER}post_attention_layernorm.weight"], eps)
-        mlp = [w[f"{_LAYER}mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]
-        return hidden_TD + gated_mlp(normed, *mlp)
+        gate, up = (F.linear(normed, w[f"{_LAYER}mlp.{n}_proj.weight"]) for n in ("gate", "up"))
+        return hidden_TD, F.silu(gate) * up

@@ -22,7 +22,7 @@ from torch import Tensor
 from eyas.drafter.config import DrafterConfig
 from eyas.errors import EyasError
 
-_OWN_LAYER = "midlayer."
+OWN_LAYER = "midlayer."
 _NESTED = "speculators_config"
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _SGLANG = """Serve it with SGLang:
@@ -60,7 +60,7 @@ def profile_named(name: str) -> Profile:
 
 def profile_of(described: Mapping[str, Any]) -> str:
     """Return the name of the profile that a config.json was written in."""
-    if "speculators_model_type" in described:
+    if _NESTED in described:
         return "speculators"
     return "vllm" if _IDS in described else "sglang"
 
@@ -78,8 +78,7 @@ def serving_config(
         if not verifier:
             raise EyasError(
                 "export.verifier: expected the target's name or path for profile speculators, "
-                "got null",
-                hint="speculators and vLLM read the target's config and embeddings from there",
+                "got null"
             )
         described[_NESTED]["verifier"]["name_or_path"] = verifier
     return described
@@ -90,22 +89,14 @@ def verifier_of(described: Mapping[str, Any]) -> str | None:
     return described.get(_NESTED, {}).get("verifier", {}).get("name_or_path")
 
 
-def to_profile(tensors: Mapping[str, Tensor], profile: str) -> dict[str, Tensor]:
-    """Return tensors under the names of a profile."""
-    return _renamed(tensors, _OWN_LAYER, profile_named(profile).layer_key)
+def renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
+    """Return tensors with another beginning of the layer's keys.
 
-
-def from_profile(tensors: Mapping[str, Tensor], profile: str) -> dict[str, Tensor]:
-    """Return tensors under our names; one that is not of the profile keeps a name unknown to us."""
-    key = profile_named(profile).layer_key
-    if key != _OWN_LAYER:
-        tensors = _renamed(tensors, _OWN_LAYER, f"{_OWN_LAYER} in {profile}: ")
-    return _renamed(tensors, key, _OWN_LAYER)
-
-
-def _renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
+    One that begins as the new keys do already is not of the old form: it gets an unknown name.
+    """
+    strange = f"{new} (not {old}) "
     return {
-        new + name.removeprefix(old) if name.startswith(old) else name: tensor
+        new + name.removeprefix(old) if name.startswith(old) else name.replace(new, strange): tensor
         for name, tensor in tensors.items()
     }
 
@@ -174,7 +165,7 @@ def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
 
 
 PROFILES = {
-    "sglang": Profile(layer_key="midlayer.", ids_above_outputs=0, describe=_flat, serve=_SGLANG),
+    "sglang": Profile(layer_key=OWN_LAYER, ids_above_outputs=0, describe=_flat, serve=_SGLANG),
     "vllm": Profile(layer_key="layers.0.", ids_above_outputs=1, describe=_vllm, serve=_VLLM),
     "speculators": Profile(
         layer_key="layers.0.", ids_above_outputs=1, describe=_speculators, serve=_VLLM

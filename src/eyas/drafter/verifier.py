@@ -96,12 +96,8 @@ class Target:
     ) -> list[tuple[Tensor, Tensor]]:
         """Run tokens behind the committed ones of ascending rows.
 
-        Args:
-            rows: Which sequences.
-            ids: The tokens of each.
-            parents: For each token the one before it in its row, an earlier index; -1: the last
-                committed one. By default each follows the one before.
-            last_only: Give the logits of the last token alone.
+        `parents` are the index of the token before each in its row, -1: the last committed one; by
+        default each follows the one before.
 
         Returns:
             For each row its logits [T, V] (of the last token only, if asked) and its aux states
@@ -116,10 +112,9 @@ class Target:
         if parents is not None:
             positions_BT = places_BT.clone()
             for row, (begin, above) in enumerate(zip(begins_B.tolist(), parents, strict=True)):
-                seen_TT = _lineage(above)
-                new = slice(begin, begin + len(above))
-                visible_BTC[row, : len(above), new] = seen_TT
-                positions_BT[row, : len(above)] = begin + seen_TT.sum(1) - 1
+                seen_TT, count = _lineage(above), len(above)
+                visible_BTC[row, :count, begin : begin + count] = seen_TT
+                positions_BT[row, :count] = begin + seen_TT.sum(1) - 1
         out = self._model(
             ids_BT,
             attention_mask=visible_BTC[:, None],

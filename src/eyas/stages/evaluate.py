@@ -42,7 +42,7 @@ from eyas.drafter.verifier import Target
 from eyas.errors import EyasError
 from eyas.files import read_json, read_records, write_json
 from eyas.records import Prompt
-from eyas.settings import Evaluate, Runtime, Serving
+from eyas.settings import Evaluate, Runtime
 from eyas.states.folder import SIDECAR
 from eyas.states.target import load_model
 from eyas.tokens.codecs import load_codec
@@ -79,7 +79,7 @@ def work(params: Params) -> Report:
     if settings.backend == "sglang":
         read_export(EXPORT, config)
         decoding = Decoding(max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids)
-        return work_served(rendered, settings, runtime.serving, decoding)
+        return work_served(rendered, settings, runtime.sglang_url, decoding)
     if settings.backend != "transformers":
         raise EyasError(
             f"evaluate.backend: expected transformers | sglang, got '{settings.backend}'"
@@ -111,31 +111,31 @@ def work(params: Params) -> Report:
 def work_served(
     rendered: Sequence[tuple[Prompt, list[int]]],
     settings: Evaluate,
-    knobs: Serving,
+    url: str | None,
     decoding: Decoding,
 ) -> Report:
     """Let a server decode the prompts with its drafter, and write its counts as the table."""
+    if url is None:
+        raise EyasError(
+            "runtime.sglang_url: expected the address of a server for evaluate.backend=sglang",
+            hint=f"{EXPORT}/README.md has the command that starts one",
+        )
     num_drafts = settings.headline_steps
-    with served.drafting(knobs, TARGET, EXPORT, num_drafts) as url:
-        begun_s = time.monotonic()
-        replies = served.ask_all(url, [ids for _, ids in rendered], **decoding)
-        answer_s = time.monotonic() - begun_s
-        info = served.server_info(url)
+    served.check_server(served.server_info(url), num_drafts)
+    begun_s = time.monotonic()
+    replies = served.ask_all(url, [ids for _, ids in rendered], **decoding)
+    answer_s = time.monotonic() - begun_s
     rows = served_rows(rendered, replies, settings)
-    tokens, verifications = (
-        sum(len(reply.ids) for reply in replies),
-        sum(reply.verifications for reply in replies),
-    )
-    facts = {
+    tokens, verifications = rows[0]["tokens"], rows[0]["verifications"]
+    average = served.server_info(url)["internal_states"][0]["avg_spec_accept_length"]
+    metrics = acceptance_metrics(rows, num_drafts) | {
         "prompts": len(replies),
-        "forward_passes_saved_share": round((tokens - len(replies) - verifications) / tokens, 4),
-        "server_accept_length": round(tokens / max(verifications, 1), 4),
-        "server_average": round(info["internal_states"][0]["avg_spec_accept_length"], 4),
+        "forward_passes_saved_share": round((tokens - verifications) / (tokens + len(replies)), 4),
+        "server_accept_length": round((tokens + len(replies)) / max(verifications, 1), 4),
+        "server_average": round(average, 4),
         "answer_s": round(answer_s, 1),
     }
-    result = {"convention": CONVENTION, "headline_steps": num_drafts, "rows": rows, **facts}
-    write_json(OUT, result | {"backend": settings.backend})
-    metrics = acceptance_metrics(rows, num_drafts) | facts
+    write_json(OUT, {"convention": CONVENTION, "headline_steps": num_drafts, "rows": rows})
     return Report(
         summary=f"acceptance length at K={num_drafts} in SGLang: trained "
         f"{metrics['acceptance_length_trained']:.2f}, prompt lookup "

@@ -21,6 +21,7 @@ from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Document, Documents, predictions
 from eyas.drafter.ridge import NormalEquations
 
+_TOKENS_A_FEATURE = 64  # of a round, at most; 8 overfit (RESULTS.md)
 _LONGEST_TOKENS = 2048  # of a document: attention here holds all pairs of rows
 
 
@@ -46,10 +47,12 @@ def refine(
     Raises: EyasError if no document has a prediction.
     """
     down = drafter.midlayer.mlp.down_proj.weight
-    for _ in range(feedback.rounds):
+    lengths = documents.lengths
+    stride = max(sum(lengths) // (_TOKENS_A_FEATURE * down.shape[1]), 1)
+    for number in range(feedback.rounds):
         runner = DraftRunner(drafter.state_dict(), drafter.config, embed_VD)
         equations = NormalEquations(down.shape[1], down.shape[0])
-        for index in range(len(documents.lengths)):
+        for index in range(number % stride, len(lengths), stride):
             rows = _rows_of(runner, documents.read(index), norm_weight_D, feedback.step_weights)
             for weight, (inner, missing) in zip(feedback.step_weights, rows, strict=False):
                 equations.accumulate(inner, missing, weight)

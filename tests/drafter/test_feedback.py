@@ -6,15 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from eyas.desk.params import read_params
 from eyas.drafter.config import DrafterConfig
-from eyas.drafter.feedback import Feedback, refine
+from eyas.drafter.feedback import refine
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter, build_layout, random_start
 from eyas.drafter.packing import Document, number_replies
 from eyas.errors import EyasError
+from eyas.settings import Train
 
 WEIGHTS = (1.0, 0.8, 0.64)
 STRENGTH = 0.05
+
+
+def rounds(count: int) -> Train:
+    settings = read_params().section("train", Train)
+    return dataclasses.replace(
+        settings, feedback_rounds=count, feedback_strength=STRENGTH, ttt_steps=3, ttt_decay=0.8
+    )
 
 
 @dataclasses.dataclass
@@ -93,10 +102,10 @@ def test_every_step_comes_nearer_to_the_targets_state_and_a_second_round_helps_a
     made: tuple[Drafter, InMemory, Tensor, Tensor],
 ) -> None:
     before = errors(made)
-    refine(*made, Feedback(rounds=1, strength=STRENGTH, step_weights=WEIGHTS))
+    refine(*made, rounds(1))
     once = errors(made)
     assert all(after < 0.9 * b for after, b in zip(once, before, strict=True))
-    refine(*made, Feedback(rounds=2, strength=STRENGTH, step_weights=WEIGHTS))
+    refine(*made, rounds(2))
     assert sum(errors(made)) < sum(once)
 
 
@@ -118,7 +127,7 @@ def test_one_round_is_the_ridge_solution_of_the_drafters_own_states(
     F, W = torch.stack(features), torch.tensor(weights, dtype=torch.float64)[:, None]
     penalty = STRENGTH * (F.square() * W).sum(0).diag()
     naive_ID = torch.linalg.solve(F.T @ (W * F) + penalty, F.T @ (W * torch.stack(wanted)))
-    refine(*made, Feedback(rounds=1, strength=STRENGTH, step_weights=WEIGHTS))
+    refine(*made, rounds(1))
     torch.testing.assert_close(
         mlp.down_proj.weight.detach().double(), naive_ID.T, rtol=1e-3, atol=1e-4
     )
@@ -126,7 +135,7 @@ def test_one_round_is_the_ridge_solution_of_the_drafters_own_states(
 
 def test_no_round_changes_nothing(made: tuple[Drafter, InMemory, Tensor, Tensor]) -> None:
     before = {k: v.clone() for k, v in made[0].state_dict().items()}
-    refine(*made, Feedback(rounds=0, strength=STRENGTH, step_weights=WEIGHTS))
+    refine(*made, rounds(0))
     assert all(torch.equal(before[k], v) for k, v in made[0].state_dict().items())
 
 
@@ -135,9 +144,8 @@ def test_documents_without_a_reply_are_refused(
 ) -> None:
     drafter, documents, embed_VD, norm_weight_D = made
     silent = [dataclasses.replace(d, reply_T=d.reply_T * 0) for d in documents.documents]
-    feedback = Feedback(rounds=1, strength=STRENGTH, step_weights=WEIGHTS)
     with pytest.raises(EyasError, match="expected documents of three tokens or more"):
-        refine(drafter, InMemory(silent), embed_VD, norm_weight_D, feedback)
+        refine(drafter, InMemory(silent), embed_VD, norm_weight_D, rounds(1))
 
 
 def test_the_states_before_the_mlp_are_those_of_the_chain(

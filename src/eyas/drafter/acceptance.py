@@ -25,6 +25,7 @@ from eyas.drafter.trees import ROOT, Pick, Tree, Walk, chain, greedy, walk
 from eyas.drafter.verifier import Target
 
 BOOTSTRAP_ROUNDS = 1000
+_PAST_THE_END = -1  # no token
 LOOP_NGRAM, LOOP_TIMES = 16, 3  # a reply that ends in three equal runs of at most 16 tokens
 Propose = Callable[[list[int], Tensor, int], Tree]  # ids, aux of the new ones but the last, K
 
@@ -240,14 +241,10 @@ def replay_trees(path: Sequence[int], reply_start: int, trees: Callable[[int], T
 
 def _judge(tree: Tree, rest: Sequence[int]) -> tuple[int, int, int]:
     """Return gain, accepted and judged drafts of a tree before the rest of the reply."""
-    at, accepted = ROOT, 0
-    while accepted < len(rest):
-        following = [i for i in tree.children(at) if tree.ids[i] == rest[accepted]]
-        if not following:
-            break
-        at, accepted = following[0], accepted + 1
-    judged = accepted + bool(accepted < len(rest) and tree.children(at))
-    return min(accepted + 1, len(rest)), accepted, judged
+    ahead = iter(rest)
+    walked = walk(tree, lambda _: torch.empty(0), lambda *_: next(ahead, _PAST_THE_END))
+    accepted = len(walked.kept)
+    return min(accepted + 1, len(rest)), accepted, min(walked.judged, len(rest))
 
 
 def _verified(verdicts: Sequence[tuple[int, int, int]]) -> Verified:

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.profiles import (
+    NESTED,
     OWN_LAYER,
     profile_named,
     profile_of,
     renamed,
     serving_config,
-    verifier_of,
 )
 from eyas.errors import EyasError
 from eyas.files import read_json, replacing, write_json, write_text
@@ -149,7 +149,8 @@ def read_export(folder: Path, config: DrafterConfig) -> dict[str, Tensor]:
     """
     described = read_json(folder / "config.json", hint="run `dvc repro export`")
     profile = profile_of(described)
-    expected = serving_config(config, profile, verifier_of(described))
+    verifier = described.get(NESTED, {}).get("verifier", {}).get("name_or_path")
+    expected = serving_config(config, profile, verifier)
     if wrong := sorted(k for k in described | expected if described.get(k) != expected.get(k)):
         raise EyasError(
             f"{folder}/config.json: {wrong[0]}: expected {expected.get(wrong[0])}, got "

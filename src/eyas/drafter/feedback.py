@@ -11,7 +11,6 @@ Source: own; measured in RESULTS.md.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,18 +19,10 @@ from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Document, Documents, predictions
 from eyas.drafter.ridge import NormalEquations
+from eyas.settings import Train
 
 _TOKENS_A_FEATURE = 64  # of a round, at most; 8 overfit (RESULTS.md)
 _LONGEST_TOKENS = 2048  # of a document: attention here holds all pairs of rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feedback:
-    """How the regression is done."""
-
-    rounds: int
-    strength: float  # relative to unit features
-    step_weights: tuple[float, ...]
 
 
 @torch.inference_mode()
@@ -40,7 +31,7 @@ def refine(
     documents: Documents,
     embed_VD: Tensor,
     norm_weight_D: Tensor,
-    feedback: Feedback,
+    settings: Train,
 ) -> None:
     """Solve down_proj so that every step's output is nearest to the target's state.
 
@@ -48,15 +39,16 @@ def refine(
     """
     down = drafter.midlayer.mlp.down_proj.weight
     lengths = documents.lengths
+    weights = [settings.ttt_decay**step for step in range(settings.ttt_steps)]
     stride = max(sum(lengths) // (_TOKENS_A_FEATURE * down.shape[1]), 1)
-    for number in range(feedback.rounds):
+    for number in range(settings.feedback_rounds):
         runner = DraftRunner(drafter.state_dict(), drafter.config, embed_VD)
         equations = NormalEquations(down.shape[1], down.shape[0])
         for index in range(number % stride, len(lengths), stride):
-            rows = _rows_of(runner, documents.read(index), norm_weight_D, feedback.step_weights)
-            for weight, (inner, missing) in zip(feedback.step_weights, rows, strict=False):
+            rows = _rows_of(runner, documents.read(index), norm_weight_D, weights)
+            for weight, (inner, missing) in zip(weights, rows, strict=False):
                 equations.accumulate(inner, missing, weight)
-        down.copy_(equations.solve(feedback.strength))
+        down.copy_(equations.solve(settings.feedback_strength))
 
 
 def _rows_of(

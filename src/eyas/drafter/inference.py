@@ -52,7 +52,9 @@ class DraftRunner:
             aux_TLD: The target's states of x[t].
             num_drafts: K.
         """
-        return self._draft(next_ids, aux_TLD, num_drafts, self._best)
+        return self._draft(
+            next_ids, aux_TLD, num_drafts, lambda hidden: int(self._best_each(hidden))
+        )
 
     def draw(
         self,
@@ -118,9 +120,9 @@ class DraftRunner:
                 ids += self._token_N[best.indices[line]].tolist()
                 scores += [before + score for score in best.values[line].tolist()]
                 parents += [node] * top_k
-            chosen = sorted(range(begin, len(ids)), key=lambda node: (-scores[node], node))[:top_k]
-            lines_B = torch.tensor([(node - begin) // top_k for node in chosen])
-            beam, hidden_BD = chosen, hidden_BD[lines_B]
+            beam = sorted(range(begin, len(ids)), key=lambda node: (-scores[node], node))[:top_k]
+            lines_B = torch.tensor([(node - begin) // top_k for node in beam])
+            hidden_BD = hidden_BD[lines_B]
             own = [(key[lines_B], value[lines_B]) for key, value in own]
         stay = sorted(sorted(range(len(ids)), key=lambda node: (-scores[node], node))[:num_nodes])
         place = {node: index for index, node in enumerate(stay)} | {ROOT: ROOT}
@@ -181,7 +183,7 @@ class DraftRunner:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Give each step's states after attention, MLP features and output, a row a prefix.
 
-        `tokens(k)` are what the first rows read at step k >= 1; the other rows are left out.
+        `tokens(k)` are what the first rows read at step k >= 1; other rows are left out.
         """
         ids = torch.tensor(path[1:])
         rows = len(ids)
@@ -201,9 +203,6 @@ class DraftRunner:
             after, inner = self._parts(hidden, attended)
             hidden = after + F.linear(inner, self._w[f"{_LAYER}mlp.down_proj.weight"])
             yield after, inner, hidden
-
-    def _best(self, hidden_1D: Tensor) -> int:
-        return int(self._best_each(hidden_1D)[0])
 
     def _best_each(self, hidden_TD: Tensor) -> Tensor:
         return self._token_N[self.logits(hidden_TD).argmax(-1)]

@@ -2,7 +2,7 @@
 
 | profile | keys of the layer | layer ids | config.json |
 |---|---|---|---|
-| sglang | `midlayer.` | outputs, the first is 1: SGLang then adds 1, and only then | flat |
+| sglang | `midlayer.` | outputs, the first is 1: some models there add 1 only then | flat |
 | vllm | `layers.0.` | 1 more than the outputs: 0 is the embedding | flat |
 | speculators | `layers.0.` | as vllm | nested, every norm flag off |
 
@@ -23,7 +23,12 @@ from eyas.drafter.config import DrafterConfig
 from eyas.errors import EyasError
 
 OWN_LAYER = "midlayer."
-_NESTED = "speculators_config"
+_SHARED = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "rms_norm_eps", "vocab_size", "max_position_embeddings"),
+    *("bos_token_id", "eos_token_id"),
+)
+NESTED = "speculators_config"
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _SGLANG = """Serve it with SGLang:
 
@@ -60,7 +65,7 @@ def profile_named(name: str) -> Profile:
 
 def profile_of(described: Mapping[str, Any]) -> str:
     """Return the name of the profile that a config.json was written in."""
-    if _NESTED in described:
+    if NESTED in described:
         return "speculators"
     return "vllm" if _IDS in described else "sglang"
 
@@ -74,19 +79,14 @@ def serving_config(
     """
     rules = profile_named(profile)
     described = rules.describe(config, [i + rules.ids_above_outputs for i in config.aux_layers])
-    if _NESTED in described:
+    if NESTED in described:
         if not verifier:
             raise EyasError(
                 "export.verifier: expected the target's name or path for profile speculators, "
                 "got null"
             )
-        described[_NESTED]["verifier"]["name_or_path"] = verifier
+        described[NESTED]["verifier"]["name_or_path"] = verifier
     return described
-
-
-def verifier_of(described: Mapping[str, Any]) -> str | None:
-    """Return the target's name in a config.json, where the profile gives it."""
-    return described.get(_NESTED, {}).get("verifier", {}).get("name_or_path")
 
 
 def renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
@@ -103,26 +103,17 @@ def renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tens
 
 def _llama(config: DrafterConfig) -> dict[str, Any]:
     """Return what every form says of the layer, and of the target's vocabulary."""
-    c = config
-    return {
-        "model_type": "llama",
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "num_hidden_layers": 1,
-        "hidden_act": "silu",
-        "rms_norm_eps": c.rms_norm_eps,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "vocab_size": c.vocab_size,
-        "max_position_embeddings": c.max_position_embeddings,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
-        "tie_word_embeddings": False,
-        "bos_token_id": c.bos_token_id,
-        "eos_token_id": c.eos_token_id,
-    }
+    flags = ("attention_bias", "mlp_bias", "tie_word_embeddings")
+    return (
+        {name: getattr(config, name) for name in _SHARED}
+        | dict.fromkeys(flags, False)
+        | {
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "hidden_act": "silu",
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        }
+    )
 
 
 def _flat(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
@@ -154,7 +145,7 @@ def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
         _IDS: layer_ids,
         "dtype": "bfloat16",
         "tie_word_embeddings": False,
-        _NESTED: {
+        NESTED: {
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],

@@ -111,7 +111,7 @@ def test_a_server_that_drafts_by_other_rules_is_refused(
 
 
 def test_an_error_of_the_server_and_a_missing_one_are_named(url: str) -> None:
-    with pytest.raises(EyasError, match=r"no answer \(HTTP Error 400: no ids\)"):
+    with pytest.raises(EyasError, match="HTTP 400"):
         served.ask_all(url, [[]], max_new_tokens=1, stop_ids=())
     with pytest.raises(EyasError, match="no answer"):
         served.server_info("http://127.0.0.1:9")

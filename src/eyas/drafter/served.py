@@ -6,6 +6,7 @@ the end of a reply count in the histogram, so the last verification's gain is cu
 Source: SGLang 0.5.23, POST /generate with ids, GET /server_info.
 """
 
+import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -35,13 +35,7 @@ from eyas.desk.params import PARAMS_FILE, Params, compose, read_params
 from eyas.drafter import acceptance as ac
 from eyas.drafter import served
 from eyas.drafter.config import load_config
-from eyas.drafter.export import (
-    WEIGHTS,
-    check_tensors,
-    read_tensors,
-    served_tensors,
-    write_export,
-)
+from eyas.drafter.export import read_export, served_tensors, write_export
 from eyas.drafter.heldout import Decoding, HeldOut, decode_all
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.verifier import Target
@@ -138,8 +132,7 @@ def decode_here(num_prompts: int, max_new_tokens: int, scratch: Path) -> Referen
     sources = params.section("merge.sources", tuple[str, ...])
     prompts = spread(evaluate.read_prompts(sources, settings), num_prompts)
     rendered = [(p, codec.render_prompt(p.messages, p.tools)) for p in prompts]
-    tensors = read_tensors(evaluate.EXPORT / WEIGHTS)
-    check_tensors(tensors, config, str(evaluate.EXPORT / WEIGHTS))
+    tensors = read_export(evaluate.EXPORT, config)
     model = load_model(evaluate.TARGET)
     embed_VD = model.get_input_embeddings().weight.detach()
     probe = served_tensors(probe_of(tensors))

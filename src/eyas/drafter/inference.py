@@ -44,17 +44,28 @@ class DraftRunner:
         own._keys_GTK = own._values_GTK = self._keys_GTK[:, :0]
         return own
 
-    def propose(self, next_ids: Sequence[int], aux_TLD: Tensor, num_drafts: int) -> list[int]:
+    def propose(
+        self,
+        next_ids: Sequence[int],
+        aux_TLD: Tensor,
+        num_drafts: int,
+        choose: Callable[[Tensor], int] | None = None,
+    ) -> list[int]:
         """Add the rows of newly committed tokens and return a chain of drafts after the last.
 
-        Args:
-            next_ids: x[t+1] of each new row t.
-            aux_TLD: The target's states of x[t].
-            num_drafts: K.
+        Row t has `next_ids` x[t+1] and the target's states of x[t]. `choose` gives the draft after
+        a row's output [1, D], by default the best.
         """
-        return self._draft(
-            next_ids, aux_TLD, num_drafts, lambda hidden: int(self._best_each(hidden))
-        )
+        choose = choose or (lambda hidden_1D: int(self._best_each(hidden_1D)))
+        hidden_1D = self._commit(next_ids, aux_TLD)
+        committed = self._keys_GTK.shape[1]
+        drafts = [choose(hidden_1D)]
+        while len(drafts) < num_drafts:
+            hidden_1D = self._extend(torch.tensor(drafts[-1:]), hidden_1D)
+            drafts.append(choose(hidden_1D))
+        self._keys_GTK = self._keys_GTK[:, :committed]
+        self._values_GTK = self._values_GTK[:, :committed]
+        return drafts
 
     def draw(
         self,
@@ -73,24 +84,7 @@ class DraftRunner:
             drawn.append(chances_V.index_copy_(0, self._token_N, chances_N))
             return int(self._token_N[torch.multinomial(chances_N, 1, generator=generator)])
 
-        return chain(self._draft(next_ids, aux_TLD, num_drafts, choose), drawn)
-
-    def _draft(
-        self,
-        next_ids: Sequence[int],
-        aux_TLD: Tensor,
-        num_drafts: int,
-        choose: Callable[[Tensor], int],
-    ) -> list[int]:
-        hidden_1D = self._commit(next_ids, aux_TLD)
-        committed = self._keys_GTK.shape[1]
-        drafts = [choose(hidden_1D)]
-        while len(drafts) < num_drafts:
-            hidden_1D = self._extend(torch.tensor(drafts[-1:]), hidden_1D)
-            drafts.append(choose(hidden_1D))
-        self._keys_GTK = self._keys_GTK[:, :committed]
-        self._values_GTK = self._values_GTK[:, :committed]
-        return drafts
+        return chain(self.propose(next_ids, aux_TLD, num_drafts, choose), drawn)
 
     def propose_tree(
         self,

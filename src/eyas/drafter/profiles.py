@@ -129,10 +129,6 @@ def _flat(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
     }
 
 
-def _vllm(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
-    return _flat(config, layer_ids) | {_IDS: layer_ids}  # vLLM looks here first
-
-
 def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
     flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
@@ -157,7 +153,12 @@ def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
 
 PROFILES = {
     "sglang": Profile(layer_key=OWN_LAYER, ids_above_outputs=0, describe=_flat, serve=_SGLANG),
-    "vllm": Profile(layer_key="layers.0.", ids_above_outputs=1, describe=_vllm, serve=_VLLM),
+    "vllm": Profile(
+        layer_key="layers.0.",
+        ids_above_outputs=1,
+        describe=lambda c, ids: _flat(c, ids) | {_IDS: ids},
+        serve=_VLLM,
+    ),
     "speculators": Profile(
         layer_key="layers.0.", ids_above_outputs=1, describe=_speculators, serve=_VLLM
     ),

@@ -34,11 +34,9 @@ class Reply:
     def verified(self, num_drafts: int) -> Verified:
         """Return the verifications, fewest accepted drafts first, as their order is not known."""
         accepted = [k for k, count in enumerate(self.histogram) for _ in range(count)]
-        gains, left = list[int](), len(self.ids) - 1
-        for number, drafts in enumerate(accepted):
-            behind = len(accepted) - number - 1  # each of them gains a token or more
-            gains.append(min(drafts + 1, left - behind))
-            left -= gains[-1]
+        gains = [drafts + 1 for drafts in accepted]
+        if gains:
+            gains[-1] -= sum(gains) - (len(self.ids) - 1)
         return Verified(
             gains=tuple(gains),
             accepted=tuple(accepted),
@@ -86,14 +84,11 @@ def check_server(info: Mapping[str, Any], num_drafts: int) -> None:
 
     Raises: EyasError naming the setting.
     """
-    for name, expected in (
-        ("speculative_algorithm", "EAGLE3"),
-        ("speculative_num_steps", num_drafts),
-        ("speculative_eagle_topk", 1),
-    ):
-        if info.get(name) != expected:
+    names = ("algorithm", "num_steps", "eagle_topk")
+    for name, expected in zip(names, ("EAGLE3", num_drafts, 1), strict=True):
+        if (got := info.get(f"speculative_{name}")) != expected:
             raise EyasError(
-                f"/server_info: {name}: expected {expected}, got {info.get(name)}",
+                f"/server_info: speculative_{name}: expected {expected}, got {got}",
                 hint="start the server with the exported drafter and evaluate.headline_steps",
             )
 

@@ -14,7 +14,6 @@ the prompts, its own counts give acceptance, and prompt lookup is replayed along
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -122,9 +121,7 @@ def work_served(
         )
     num_drafts = settings.headline_steps
     served.check_server(served.server_info(url), num_drafts)
-    begun_s = time.monotonic()
     replies = served.ask_all(url, [ids for _, ids in rendered], **decoding)
-    answer_s = time.monotonic() - begun_s
     rows = served_rows(rendered, replies, settings)
     tokens, verifications = rows[0]["tokens"], rows[0]["verifications"]
     average = served.server_info(url)["internal_states"][0]["avg_spec_accept_length"]
@@ -133,13 +130,12 @@ def work_served(
         "forward_passes_saved_share": round((tokens - verifications) / (tokens + len(replies)), 4),
         "server_accept_length": round((tokens + len(replies)) / max(verifications, 1), 4),
         "server_average": round(average, 4),
-        "answer_s": round(answer_s, 1),
     }
     write_json(OUT, {"convention": CONVENTION, "headline_steps": num_drafts, "rows": rows})
     return Report(
         summary=f"acceptance length at K={num_drafts} in SGLang: trained "
         f"{metrics['acceptance_length_trained']:.2f}, prompt lookup "
-        f"{metrics['acceptance_length_lookup']:.2f}; {len(replies)} prompts in {answer_s:.0f} s",
+        f"{metrics['acceptance_length_lookup']:.2f}; {len(replies)} prompts",
         metrics=metrics,
         artifacts=(OUT,),
     )
@@ -152,19 +148,17 @@ def served_rows(
 ) -> list[dict[str, Any]]:
     """Return the rows of the server's drafter, and those of prompt lookup on the same replies."""
     num_drafts, lookup = settings.headline_steps, Lookup(max_ngram=settings.lookup_ngram)
-    paths = [(p.dataset, r.ids) for (p, _), r in zip(rendered, replies, strict=True)]
+    named = [(p.dataset, r.ids) for (p, _), r in zip(rendered, replies, strict=True)]
     found = [reply.verified(num_drafts) for reply in replies]
-    rows = rows_of(("trained", "served", num_drafts), paths, found)
+    rows = rows_of(("trained", "served", num_drafts), named, found)
+    paths = [[*ids, *reply.ids] for (_, ids), reply in zip(rendered, replies, strict=True)]
     replays = [
         ac.replay(
-            [*prompt, *reply.ids],
-            len(prompt),
-            lambda n, ids=(*prompt, *reply.ids): lookup.propose(ids[:n], num_drafts),
-            num_drafts,
+            path, len(ids), lambda n, path=path: lookup.propose(path[:n], num_drafts), num_drafts
         )
-        for (_, prompt), reply in zip(rendered, replies, strict=True)
+        for path, (_, ids) in zip(paths, rendered, strict=True)
     ]
-    return rows + rows_of(("lookup", "replay", num_drafts), paths, replays)
+    return rows + rows_of(("lookup", "replay", num_drafts), named, replays)
 
 
 def check_belonging(config: DrafterConfig) -> None:

@@ -208,6 +208,16 @@ class Train:
     clip_norm: float  # of the gradient
     weight_decay: float  # of AdamW
     seed: int  # of the start, where random, and of the order
+    feedback_rounds: int = 0  # ridge: how often the MLP is solved on the drafter's own states
+    feedback_strength: float = 0.1  # of these regressions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The form of the exported folder."""
+
+    profile: str  # sglang | vllm | speculators
+    verifier: str | None = None  # speculators: the target's name or path where it is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +229,7 @@ class Evaluate:
     draft_steps: tuple[int, ...]  # the K of each run; the table is at `headline_steps`
     headline_steps: int  # the K of the table, decoded for real too
     lookup_ngram: int  # prompt lookup tries this n-gram, then shorter ones
+    backend: str = "transformers"  # transformers | sglang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,3 +271,4 @@ class Runtime:
     connection: Connection  # how the endpoint is reached
     train: TrainRuntime  # how training is watched
     sweep: SweepRuntime = SweepRuntime()  # what a sweep's jobs may buy
+    sglang_url: str | None = None  # of the server that evaluate.backend=sglang asks

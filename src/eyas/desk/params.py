@@ -168,6 +168,7 @@ def all_sections(params: Params) -> list[tuple[str, Any]]:
         ("extract", s.Extract),
         ("drafter", s.Drafter),
         ("train", s.Train),
+        ("export", s.Export),
         ("evaluate", s.Evaluate),
         ("runtime", s.Runtime),
     ]

@@ -114,8 +114,11 @@ def reference_loss(tiny, steps: int) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_loss_and_gradients_equal_the_reference_on_packed_documents(tiny, steps: int) -> None:
+@pytest.mark.parametrize(("steps", "block"), [(1, 128), (3, 128), (3, 3)])
+def test_loss_and_gradients_equal_the_reference_on_packed_documents(
+    tiny, steps: int, block: int, monkeypatch
+) -> None:
+    monkeypatch.setattr("eyas.drafter.attention._QUERIES_PER_BLOCK", block)
     parameters = dict(tiny.drafter.named_parameters())
     expected = reference_loss(tiny, steps)
     expected_grads = torch.autograd.grad(expected, list(parameters.values()))

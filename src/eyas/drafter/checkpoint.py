@@ -18,7 +18,16 @@ from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_TRAINING = ("attention", "layers", "losses", "model", "packing", "training")  # a step is these
+_TRAINING = (
+    "attention",
+    "head",
+    "layers",
+    "losses",
+    "model",
+    "packing",
+    "training",
+    "unroll",
+)  # a step is these
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 

@@ -61,7 +61,7 @@ class Progress:
     row: Row  # of the curve
 
 
-class _Run:
+class Run:
     """One training run: what stays the same from step to step."""
 
     def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
@@ -136,7 +136,7 @@ def train(
 
     Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
     """
-    run = _Run(drafter, corpus, settings)
+    run = Run(drafter, corpus, settings)
     if saving.path.is_file():
         step, curve = load_checkpoint(saving.path, drafter, run.optimizer)
     else:

@@ -15,8 +15,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,25 @@ def main() -> None:
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a line for the gradients, and one for each project."""
     options = ["--config", str(args.config)] + (["--data", str(args.data)] if args.data else [])
+    if args.dtype == "float32":
+        with started(("eyas", "specforge"), options) as workers:
+            yield compare(workers["eyas"], workers["specforge"])
+    with started(("eyas", *PEERS), options, args.dtype) as workers:
+        yield from race(args, workers)
+
+
+@contextmanager
+def started(
+    names: Sequence[str], options: list[str], dtype: str = "float32"
+) -> Generator[dict[str, Worker]]:
+    """Yield a worker for each name; ours computes in `dtype`."""
     with ExitStack() as stack:
         workers = {}
-        for name in ("eyas", *PEERS):
-            dtype = args.dtype if name == "eyas" else "float32"
-            workers[name] = Worker(name, [*options, "--dtype", dtype])
+        for name in names:
+            own = dtype if name == "eyas" else "float32"
+            workers[name] = Worker(name, [*options, "--dtype", own])
             stack.callback(workers[name].close)
-        if args.dtype == "float32":
-            yield compare(workers["eyas"], workers["specforge"])
-        yield from race(args, workers)
+        yield workers
 
 
 def compare(ours: Worker, specforge: Worker) -> dict[str, Any]:

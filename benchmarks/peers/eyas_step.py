@@ -42,6 +42,7 @@ class Step:
 
     def __init__(self, config: Config, batch: Batch, dtype: str) -> None:
         self._batch, self._steps = batch, config["ttt_length"]
+        self._head_VD = batch.head_VD.to(getattr(torch, dtype))
         self.drafter = Drafter(_drafter_config(config), batch.t2d_V)
         self.drafter.load_state_dict(batch.start, strict=False)
         scale_LD = torch.ones(3, config["hidden_size"])
@@ -59,8 +60,8 @@ class Step:
         return Packer(_Documents(self._batch), self._favourites, self._batch.t2d_V)
 
     def _favourites(self, final_PD: Tensor) -> Tensor:
-        chunks = [(rows @ self._batch.head_VD.T).argmax(-1) for rows in final_PD.split(256)]
-        return torch.cat(chunks)
+        chunks = final_PD.to(self._head_VD.dtype).split(256)
+        return torch.cat([(rows @ self._head_VD.T).float().argmax(-1) for rows in chunks])
 
     def parameters(self) -> Mapping[str, Tensor]:
         """Return what is trained."""
@@ -77,7 +78,7 @@ class Step:
 
     def advance(self) -> None:
         """Do one optimiser step of a first epoch: what the target favours is asked anew."""
-        self._run.corpus = dataclasses.replace(self._corpus, train=self._packer())
+        self._run.corpus = dataclasses.replace(self._run.corpus, train=self._packer())
         self._run.advance(0)
 
 
@@ -129,5 +130,6 @@ def _settings(config: Config, tokens: int, dtype: str) -> Train:
         warmup_ratio=0.0,
         clip_norm=config["max_grad_norm"],
         weight_decay=0.0,
+        dtype=dtype,
         seed=config["seed"],
     )

@@ -207,6 +207,7 @@ class Train:
     warmup_ratio: float
     clip_norm: float
     weight_decay: float
+    dtype: str  # float32 | bfloat16: of the products; weights, their sums and the loss are float32
     seed: int
 
 

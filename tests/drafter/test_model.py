@@ -60,8 +60,15 @@ def test_blocks_see_their_own_documents_past_only() -> None:
         (slice(2, 3), slice(5, 7)),
     ]
     # row 1 sees key 1 of keys 1..3, row 3 all of them; key 0 both see
-    assert blocks[0].hidden_QW.tolist() == [[False, True, True], [False] * 3]
-    assert blocks[1].hidden_QW.tolist() == [[False]]
+    inf = float("inf")
+    assert blocks[0].bias_QW.tolist() == [[0.0, -inf, -inf], [0.0] * 3]
+    assert blocks[1].bias_QW.tolist() == [[0.0]]
+
+
+def test_a_block_ends_before_a_gap_whose_keys_its_first_rows_would_be_given_for_nothing() -> None:
+    active = torch.cat([torch.arange(10), torch.arange(30, 40), torch.arange(100, 105)])
+    blocks = build_blocks(active, (200,))
+    assert [(b.rows, b.keys.stop) for b in blocks] == [(slice(0, 20), 40), (slice(20, 25), 105)]
 
 
 def test_a_long_document_is_cut_into_blocks_of_rows_that_cover_it() -> None:

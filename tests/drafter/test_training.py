@@ -23,6 +23,7 @@ SETTINGS = Train(
     warmup_ratio=0.1,
     clip_norm=1.0,
     weight_decay=0.01,
+    dtype="float64",
     seed=0,
 )
 
@@ -181,3 +182,10 @@ def test_the_digest_changes_with_settings_and_files(tmp_path: Path) -> None:
     assert first != digest_of({"lr": 2.0}, {"manifest": file})
     file.write_text("b")
     assert first != digest_of({"lr": 1.0}, {"manifest": file})
+
+
+def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:
+    saving = Saving(path=tmp_path / "c.safetensors", every_s=1e9)
+    settings = dataclasses.replace(SETTINGS, dtype="float8")
+    with pytest.raises(EyasError, match=r"train.dtype: expected one of float32.* got 'float8'"):
+        train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)

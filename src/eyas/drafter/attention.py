@@ -13,12 +13,14 @@ FlashAttention, arXiv 2205.14135.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _QUERIES_PER_BLOCK = 128  # 64 to 256 are as fast; a block's scores stay near the cache
+_LARGEST_GAP = 32  # rows left out inside a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,11 @@ class Block:
 
     rows: slice  # of the active rows
     keys: slice  # of the pack's rows: from the document's first to the block's last
-    hidden_QW: Tensor  # bool, of the last W keys, the first of them all rows see: key after row
+    bias_QW: Tensor  # of the last W keys: -inf where the key comes after the row, else 0
 
 
 class KeyValue(NamedTuple):
-    """Rotated keys and values, each [rows, G, K]."""
+    """Rotated keys and values, each [G, T, K] for step 0, and [A, G, K] for a later step."""
 
     key: Tensor
     value: Tensor
@@ -47,19 +49,29 @@ class Kept(NamedTuple):
 
 
 def build_blocks(active_A: Tensor, lengths: Sequence[int]) -> list[Block]:
-    """Cut the active rows (ascending) into blocks that lie in one document each."""
+    """Cut the active rows (ascending) into blocks that lie in one document each.
+
+    A block ends before a gap, as all its rows are given the keys of its last.
+    """
     blocks, start = [], 0
+    gaps = (active_A.diff() > _LARGEST_GAP).nonzero().flatten() + 1
     for length in lengths:
         edges = torch.tensor([start, start + length], device=active_A.device)
         first, last = torch.searchsorted(active_A, edges).tolist()
-        for low in range(first, last, _QUERIES_PER_BLOCK):
-            rows = slice(low, min(low + _QUERIES_PER_BLOCK, last))
-            rows_Q = active_A[rows]
-            columns_W = torch.arange(int(rows_Q[0]), int(rows_Q[-1]) + 1, device=active_A.device)
-            keys = slice(start, int(rows_Q[-1]) + 1)
-            blocks.append(Block(rows, keys, columns_W > rows_Q.unsqueeze(1)))
+        cuts = [first, *(cut for cut in gaps.tolist() if first < cut < last), last]
+        for low, high in pairwise(cuts):
+            for row in range(low, high, _QUERIES_PER_BLOCK):
+                rows = slice(row, min(row + _QUERIES_PER_BLOCK, high))
+                blocks.append(_block(rows, active_A[rows], start))
         start += length
     return blocks
+
+
+def _block(rows: slice, rows_Q: Tensor, start: int) -> Block:
+    end = int(rows_Q[-1]) + 1
+    columns_W = torch.arange(int(rows_Q[0]), end, device=rows_Q.device)
+    hidden_QW = columns_W > rows_Q.unsqueeze(1)
+    return Block(rows, slice(start, end), torch.where(hidden_QW, -torch.inf, 0.0))
 
 
 def attend(
@@ -78,7 +90,7 @@ def attend(
         scores_GXS.sub_(top_GX1).exp_()
         _join(top_AGR[block.rows].unsqueeze(-1), top_GX1)
         _join(total_AGR[block.rows].unsqueeze(-1), scores_GXS.sum(-1, keepdim=True, dtype=wide))
-        value_GSK = first.value[block.keys].transpose(0, 1)
+        value_GSK = first.value[:, block.keys]
         _join(out_AGRK[block.rows], torch.bmm(scores_GXS, value_GSK))
     dense_AGR = total_AGR.log() + top_AGR
     own_OAGR = total_AGR.new_empty(len(own), *dense_AGR.shape)
@@ -96,8 +108,8 @@ def attend(
 class Gradients(NamedTuple):
     """Where the gradients of keys and values are summed over the TTT steps."""
 
-    first_key_GTK: Tensor
-    first_value_GTK: Tensor
+    first_key_GKT: Tensor
+    first_value_GKT: Tensor
     own_key_OAGK: Tensor
     own_value_OAGK: Tensor
 
@@ -120,14 +132,13 @@ def attend_backward(
     for block, share_GXS in _scores(query_AGRK, first.key, blocks):
         share_GXS.sub_(_split(kept.top_AGR[block.rows].unsqueeze(-1))).exp_()
         grad_GXK = _split(scaled_AGRK[block.rows])
-        value_GSK = first.value[block.keys].transpose(0, 1)
+        value_GSK = first.value[:, block.keys]
         slope_GXS = torch.bmm(grad_GXK, value_GSK.transpose(1, 2))
-        _add_product(sums.first_value_GTK[:, block.keys], share_GXS.transpose(1, 2), grad_GXK)
+        _add_product(sums.first_value_GKT[..., block.keys], grad_GXK, share_GXS)
         slope_GXS.sub_(_split(scaled_inner_AGR[block.rows].unsqueeze(-1))).mul_(share_GXS)
-        key_GSK = first.key[block.keys].transpose(0, 1)
-        _join(query_grad_AGRK[block.rows], torch.bmm(slope_GXS, key_GSK))
+        _join(query_grad_AGRK[block.rows], torch.bmm(slope_GXS, first.key[:, block.keys]))
         query_GXK = _split(query_AGRK[block.rows])
-        _add_product(sums.first_key_GTK[:, block.keys], slope_GXS.transpose(1, 2), query_GXK)
+        _add_product(sums.first_key_GKT[..., block.keys], query_GXK, slope_GXS)
     for index, step in enumerate(own):
         share_AGR1 = kept.own_share_OAGR[index].unsqueeze(-1)
         meet_AGR1 = (grad_AGRK * step.value.unsqueeze(2)).sum(-1, keepdim=True, dtype=wide)
@@ -144,7 +155,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _scores(
-    query_AGRK: Tensor, key_TGK: Tensor, blocks: Sequence[Block]
+    query_AGRK: Tensor, key_GTK: Tensor, blocks: Sequence[Block]
 ) -> Iterator[tuple[Block, Tensor]]:
     """Yield each block's scores [G, X, S], -inf where hidden, all in one piece of memory."""
     _, G, R, _ = query_AGRK.shape
@@ -152,10 +163,10 @@ def _scores(
     room = query_AGRK.new_empty(G * R * max((q * s for q, s in sizes), default=0))
     for block, (Q, S) in zip(blocks, sizes, strict=True):
         scores_GXS = room[: G * R * Q * S].view(G, R * Q, S)
-        key_GKS = key_TGK[block.keys].permute(1, 2, 0)
+        key_GKS = key_GTK[:, block.keys].transpose(1, 2)
         torch.bmm(_split(query_AGRK[block.rows]), key_GKS, out=scores_GXS)
-        recent_GRQW = scores_GXS.view(G, R, Q, S)[..., S - block.hidden_QW.shape[1] :]
-        recent_GRQW.masked_fill_(block.hidden_QW, -torch.inf)
+        recent_GRQW = scores_GXS.view(G, R, Q, S)[..., S - block.bias_QW.shape[1] :]
+        recent_GRQW.add_(block.bias_QW.to(scores_GXS.dtype))
         yield block, scores_GXS
 
 
@@ -171,9 +182,10 @@ def _join(rows_QGRK: Tensor, value_GXK: Tensor) -> None:
     rows_QGRK.copy_(value_GXK.view(G, R, Q, K).permute(2, 0, 1, 3))
 
 
-def _add_product(sum_GSK: Tensor, left_GSX: Tensor, right_GXK: Tensor) -> None:
-    """Add left @ right to the sum, whose type is float32 where theirs is bfloat16."""
-    if sum_GSK.dtype == left_GSX.dtype:
-        sum_GSK.baddbmm_(left_GSX, right_GXK)
+def _add_product(sum_GKS: Tensor, left_GXK: Tensor, right_GXS: Tensor) -> None:
+    """Add left^T @ right to the sum, whose type is float32 where theirs is bfloat16."""
+    left_GKX = left_GXK.transpose(1, 2)
+    if sum_GKS.dtype == left_GKX.dtype:
+        sum_GKS.baddbmm_(left_GKX, right_GXS)
     else:
-        sum_GSK.add_(torch.bmm(left_GSX, right_GXK))
+        sum_GKS.add_(torch.bmm(left_GKX.contiguous(), right_GXS))

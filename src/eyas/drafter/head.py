@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eyas.drafter.unroll import normed, normed_backward
 
-_CHUNK_ELEMENTS = 1 << 19  # logits of a chunk, about half of a core's second cache in float32
+_CHUNK_ELEMENTS = 1 << 20  # logits of a chunk; a half or an eighth is up to 10 % slower
 
 
 class Labels(NamedTuple):
@@ -70,7 +70,7 @@ class HeadLoss(torch.autograd.Function):
             if slope_CN is None or head_grad_ND is None:
                 continue
             scale = weight / float(count)
-            slope_CN[~exists_C] = 0.0
+            slope_CN.index_fill_(0, (~exists_C).nonzero().flatten(), 0.0)
             if wide == dtype:
                 head_grad_ND.addmm_(slope_CN.T, normed_CD, alpha=scale)
             else:

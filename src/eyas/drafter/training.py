@@ -29,6 +29,7 @@ from eyas.drafter.packing import Packer, plan_epoch
 from eyas.errors import EyasError
 from eyas.settings import Train
 
+_DTYPES = ("float32", "bfloat16", "float64")  # the last for exact comparisons
 Row = dict[str, Any]  # of the curve: split, step, epoch and figures
 
 
@@ -65,7 +66,10 @@ class Run:
     """One training run: what stays the same from step to step."""
 
     def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
-        self.drafter, self.corpus, self.settings = drafter, corpus, settings
+        self.drafter, self.settings = drafter, settings
+        dtype = dtype_of(settings)
+        embed_VD, head_ND = corpus.embed_VD.to(dtype), corpus.head_ND.to(dtype)
+        self.corpus = dataclasses.replace(corpus, embed_VD=embed_VD, head_ND=head_ND)
         self.plan = plan_run(corpus.train.lengths, settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
         self.optimizer = torch.optim.AdamW(
@@ -156,6 +160,18 @@ def train(
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
     run.scale_fc(1.0 / corpus.aux_scale_LD)
     return curve
+
+
+def dtype_of(settings: Train) -> torch.dtype:
+    """Return the type of the products.
+
+    Raises: EyasError if it is none of those that work.
+    """
+    if settings.dtype not in _DTYPES:
+        raise EyasError(
+            f"train.dtype: expected one of {', '.join(_DTYPES)}, got {settings.dtype!r}"
+        )
+    return getattr(torch, settings.dtype)
 
 
 def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]:

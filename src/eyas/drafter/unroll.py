@@ -164,7 +164,8 @@ class _Unrolling:
         self.every_T = torch.arange(len(aux_TE), device=aux_TE.device)
         both = self.project(normed_TD, self.every_T, 0, slice(self.queries, None))
         key, value = both.unflatten(-1, (2, shape.kv_heads, shape.head_dim)).unbind(1)
-        self.first = KeyValue(self.rotate(key, self.every_T, 0), value)
+        turned = self.rotate(key, self.every_T, 0)
+        self.first = KeyValue(*(x.transpose(0, 1).contiguous() for x in (turned, value)))
         return self.hidden_TD[self.layout.active_A]
 
     def step(self, step: int, hidden_AD: Tensor) -> Tensor:
@@ -195,9 +196,9 @@ class _Unrolling:
         keys = (len(self.embed_TD), shape.kv_heads, shape.head_dim)
         own = (len(self.own), len(rows_A), *keys[1:])
         new = {"dtype": self.wide, "device": self.embed_TD.device}
-        first_GTK = [torch.zeros(keys[1], keys[0], keys[2], **new) for _ in range(2)]
+        first_GKT = [torch.zeros(*keys[1:], keys[0], **new) for _ in range(2)]
         own_OAGK = [torch.zeros(own, **new) for _ in range(2)]
-        self.key_sums = Gradients(*first_GTK, *own_OAGK)
+        self.key_sums = Gradients(*first_GKT, *own_OAGK)
         grad_AD = torch.zeros(len(rows_A), self.w.fc_DE.shape[0], **new)
         for step in reversed(range(len(self.kept))):
             arrived = grads_SAD[step]
@@ -276,8 +277,8 @@ class _Unrolling:
         grad_TD = torch.zeros_like(self.hidden_TD, dtype=self.wide)
         grad_TD[self.layout.active_A] = grad_AD
         key, value = (
-            x_GTK.transpose(0, 1).to(self.dtype)
-            for x_GTK in (self.key_sums.first_key_GTK, self.key_sums.first_value_GTK)
+            x_GKT.permute(2, 0, 1).to(self.dtype)
+            for x_GKT in (self.key_sums.first_key_GKT, self.key_sums.first_value_GKT)
         )
         mixed = torch.cat([self.rotate(key, self.every_T, ~0), value], 1).flatten(1)
         self._project_backward(mixed, self.hidden_TD, grad_TD, self.every_T, 0)

@@ -27,7 +27,7 @@ from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting
 from eyas.drafter.ridge import ridge_start, sum_equations
-from eyas.drafter.training import Corpus, Row, Saving, train
+from eyas.drafter.training import Corpus, Row, Saving, dtype_of, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_jsonl
@@ -46,6 +46,7 @@ MIXTURE = Path("data/mixture")
 MANIFEST = Path("data/hidden_states/manifest.json")
 OUT = Path("models/drafter")
 CHECKPOINTS = Path("var/checkpoints")
+_FAVOURITE_ROWS = 256  # logits of the target at a time
 log = logging.getLogger("eyas")
 
 
@@ -224,10 +225,12 @@ def build_start(drafter: Drafter, inputs: Inputs) -> None:
 
 def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:
     """Put both splits and the target's frozen parts together."""
-    head = inputs.head
+    head, dtype = inputs.head, dtype_of(inputs.settings)
+    head_VD = head.lm_head_VD.to(dtype)
 
     def favourites(final_PD: Tensor) -> Tensor:
-        return (final_PD @ head.lm_head_VD.T).argmax(-1)
+        chunks = final_PD.to(dtype).split(_FAVOURITE_ROWS)
+        return torch.cat([(rows @ head_VD.T).float().argmax(-1) for rows in chunks])
 
     return Corpus(
         train=Packer(inputs.train, favourites, drafter.t2d),

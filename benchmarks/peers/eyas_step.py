@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
-from eyas.drafter.losses import pack_loss
+from eyas.drafter.losses import pack_loss, trained_rows
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Document, Pack, Packer
 from eyas.drafter.training import Corpus, Run
-from eyas.drafter.unroll import rows_at
 from eyas.settings import Train
 from peers.batch import Batch, Config, specforge_counts
 
@@ -99,9 +98,9 @@ def specforge_pack(batch: Batch) -> Pack:
 
 def specforge_weights(pack: Pack, steps: int) -> tuple[float, ...]:
     """Return the weights that turn our mean over rows into SpecForge's mean over all tokens."""
-    position_T = torch.cat([torch.arange(length) for length in pack.lengths])
-    rows = [len(rows_at(pack.predictions_P, position_T, step)[0]) for step in range(steps)]
-    return tuple(_DECAY**step * count / len(position_T) for step, count in enumerate(rows))
+    tokens = len(pack.input_ids_T)
+    rows = trained_rows(pack, steps)
+    return tuple(_DECAY**step * count / tokens for step, count in enumerate(rows))
 
 
 def _drafter_config(config: Config) -> DrafterConfig:
@@ -131,5 +130,7 @@ def _settings(config: Config, tokens: int, dtype: str) -> Train:
         clip_norm=config["max_grad_norm"],
         weight_decay=0.0,
         dtype=dtype,
+        micro_tokens=None,
+        recompute=False,
         seed=config["seed"],
     )

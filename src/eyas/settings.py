@@ -208,6 +208,8 @@ class Train:
     clip_norm: float
     weight_decay: float
     dtype: str  # float32 | bfloat16: of the products; weights, their sums and the loss are float32
+    micro_tokens: int | None  # tokens of a forward and backward; null: all of a step at once
+    recompute: bool  # make a step's activations again in the backward: less memory, same bits
     seed: int
 
 

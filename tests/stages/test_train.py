@@ -37,6 +37,7 @@ def params(*, drafter: dict[str, Any] | None = None, **changes: Any) -> Params:
     }
     settings |= {"tokens_per_step": 40, "epochs": 2, "ttt_steps": 2, "ttt_decay": 0.8}
     settings |= {"warmup_ratio": 0.1, "clip_norm": 0.5, "weight_decay": 0.0, "seed": 0}
+    settings |= {"micro_tokens": None, "recompute": False}
     return Params({"drafter": shape, "train": settings | changes, "runtime": RUNTIME})
 
 

@@ -38,8 +38,21 @@ class Tally(NamedTuple):
         return Tally(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+def trained_rows(pack: Pack, steps: int) -> list[int]:
+    """Return how many rows of each step carry loss."""
+    position_T = torch.cat([torch.arange(length) for length in pack.lengths])
+    trained_C = pack.predictions_P[pack.in_vocab_P].cpu()
+    return [len(rows_at(trained_C, position_T, step)[0]) for step in range(steps)]
+
+
 def pack_loss(
-    drafter: Drafter, pack: Pack, embed_TD: Tensor, head_ND: Tensor, weights: tuple[float, ...]
+    drafter: Drafter,
+    pack: Pack,
+    embed_TD: Tensor,
+    head_ND: Tensor,
+    weights: tuple[float, ...],
+    *,
+    recompute: bool = False,
 ) -> tuple[Tensor, Tally]:
     """Return the weighted loss of a pack over len(weights) TTT steps, and its tally.
 
@@ -50,7 +63,8 @@ def pack_loss(
     steps = len(weights)
     layout = build_layout(pack.predictions_P, pack.lengths, steps)
     labels = _labels(pack, layout, embed_TD, head_ND, weights)
-    outputs = drafter.unroll(embed_TD, pack.aux_TLD.to(embed_TD.dtype), layout, steps)
+    aux_TLD = pack.aux_TLD.to(embed_TD.dtype)
+    outputs = drafter.unroll(embed_TD, aux_TLD, layout, steps, recompute=recompute)
     settings = (drafter.config.rms_norm_eps, torch.is_grad_enabled())
     weight_D, weight_ND = drafter.norm.weight, drafter.lm_head.weight
     result = Result(*HeadLoss.apply(labels, settings, weight_D, weight_ND, *outputs))

@@ -88,7 +88,13 @@ class Drafter(nn.Module):
         return self.lm_head(self.norm(hidden_AD))
 
     def unroll(
-        self, embed_TD: Tensor, aux_TLD: Tensor, layout: Layout, steps: int
+        self,
+        embed_TD: Tensor,
+        aux_TLD: Tensor,
+        layout: Layout,
+        steps: int,
+        *,
+        recompute: bool = False,
     ) -> tuple[Tensor, ...]:
         """Return the layer's un-normed output of the active rows for each step, [A, D] each.
 
@@ -102,6 +108,7 @@ class Drafter(nn.Module):
             eps=config.rms_norm_eps,
             theta=config.rope_theta,
             steps=steps,
+            recompute=recompute,
         )
         return Unroll.apply((embed_TD, aux_TLD.flatten(1)), layout, shape, *self._weights())
 

@@ -88,12 +88,11 @@ def plan_epoch(lengths: Sequence[int], tokens_per_step: int, seed: int) -> list[
     than that is a step of its own. Nothing is cut and each document occurs once.
     """
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist()
-    return list(_fill(order, lengths, tokens_per_step))
+    return list(fill(order, lengths, tokens_per_step))
 
 
-def _fill(
-    order: Sequence[int], lengths: Sequence[int], tokens_per_step: int
-) -> Iterator[list[int]]:
+def fill(order: Sequence[int], lengths: Sequence[int], tokens_per_step: int) -> Iterator[list[int]]:
+    """Yield the documents of each step, in order."""
     step: list[int] = []
     used = 0
     for index in order:

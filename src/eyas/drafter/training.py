@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
-from eyas.drafter.losses import Tally, figures, pack_loss
+from eyas.drafter.losses import Tally, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
-from eyas.drafter.packing import Packer, plan_epoch
+from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -82,12 +83,33 @@ class Run:
             self.drafter.fc.weight.mul_(scale_LD.flatten())
 
     def measure(self, packer: Packer, documents: list[int]) -> tuple[Tensor, Tally, int]:
-        """Return loss, tally and tokens of a pack."""
-        pack = packer.pack(documents)
-        pack = dataclasses.replace(pack, aux_TLD=pack.aux_TLD / self.corpus.aux_scale_LD)
-        embed_TD = self.corpus.embed_VD[pack.input_ids_T]
-        loss, tally = pack_loss(self.drafter, pack, embed_TD, self.corpus.head_ND, self.weights)
-        return loss, tally, len(pack.input_ids_T)
+        """Return loss, tally and tokens of a step; add its gradients where they are wanted.
+
+        The documents run in packs of at most `micro_tokens`; a row weighs the same in any of them.
+        """
+        tokens = sum(packer.lengths[index] for index in documents)
+        parts = fill(documents, packer.lengths, self.settings.micro_tokens or tokens)
+        packs = [packer.pack(part) for part in parts]
+        rows = [trained_rows(pack, len(self.weights)) for pack in packs]
+        total = [max(sum(column), 1) for column in zip(*rows, strict=True)]
+        losses, tallies = [], []
+        for pack, own in zip(packs, rows, strict=True):
+            weights = tuple(
+                w * (n / all_n) for w, n, all_n in zip(self.weights, own, total, strict=True)
+            )
+            loss, tally = self._measure(pack, weights)
+            if loss.requires_grad:
+                loss.backward()
+            losses.append(loss.detach())
+            tallies.append(tally)
+        return torch.stack(losses).sum(), reduce(Tally.plus, tallies), tokens
+
+    def _measure(self, pack: Pack, weights: tuple[float, ...]) -> tuple[Tensor, Tally]:
+        corpus = self.corpus
+        pack = dataclasses.replace(pack, aux_TLD=pack.aux_TLD / corpus.aux_scale_LD)
+        embed_TD = corpus.embed_VD[pack.input_ids_T]
+        recompute = self.settings.recompute
+        return pack_loss(self.drafter, pack, embed_TD, corpus.head_ND, weights, recompute=recompute)
 
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""
@@ -110,9 +132,8 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         epoch, documents = self.plan[step]
-        loss, tally, tokens = self.measure(self.corpus.train, documents)
         self.optimizer.zero_grad()
-        loss.backward()
+        loss, tally, tokens = self.measure(self.corpus.train, documents)
         norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.clip_norm)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise EyasError(

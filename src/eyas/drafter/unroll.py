@@ -56,6 +56,7 @@ class Shape:
     eps: float
     theta: float
     steps: int
+    recompute: bool  # keep a step's input alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,7 @@ class _Unrolling:
         self.queries = shape.heads * shape.head_dim
         self.own: list[KeyValue] = []
         self.kept: list[_Kept] = []
+        self.inputs: list[Tensor] = []  # of the steps that are made again
 
     def rotate(self, x_RHK: Tensor, rows_R: Tensor, step: int) -> Tensor:
         """Return the rows rotated by t + step, Llama's rotate-half form; back for steps < 0."""
@@ -200,10 +202,13 @@ class _Unrolling:
         own_OAGK = [torch.zeros(own, **new) for _ in range(2)]
         self.key_sums = Gradients(*first_GKT, *own_OAGK)
         grad_AD = torch.zeros(len(rows_A), self.w.fc_DE.shape[0], **new)
-        for step in reversed(range(len(self.kept))):
+        for step in reversed(range(shape.steps)):
             arrived = grads_SAD[step]
             if arrived is not None:
                 grad_AD.add_(arrived)
+            if shape.recompute:
+                del self.own[max(step - 1, 0) :]
+                self.step(step, self.inputs.pop())
             kept = self.kept.pop()
             self._mlp_backward(kept, grad_AD)
             self._attention_backward(step, kept, grad_AD)
@@ -304,7 +309,11 @@ class Unroll(torch.autograd.Function):
         hidden_AD = unrolling.start(aux_TE)
         outputs = []
         for step in range(shape.steps):
+            if shape.recompute:
+                unrolling.inputs.append(hidden_AD)
             hidden_AD = unrolling.step(step, hidden_AD)
+            if shape.recompute:
+                unrolling.kept.clear()
             outputs.append(hidden_AD)
         ctx.unrolling = unrolling
         return tuple(outputs)

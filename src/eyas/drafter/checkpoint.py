@@ -79,8 +79,9 @@ def load_checkpoint(
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.copy_(tensors[f"weight/{name}"])
+            moments = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
             optimizer.state[parameter].update(
-                {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+                {moment: tensor.to(parameter.device) for moment, tensor in moments.items()}
             )
     torch.set_rng_state(tensors["rng"])
     return int(about["step"]), orjson.loads(about["curve"])

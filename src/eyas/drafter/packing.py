@@ -62,6 +62,17 @@ class Pack:
     in_vocab_P: Tensor  # bool: the target's favourite there is in the draft vocabulary
     lengths: tuple[int, ...]
 
+    def to(self, device: torch.device) -> "Pack":
+        """Return the pack on a device."""
+        return Pack(
+            input_ids_T=self.input_ids_T.to(device),
+            aux_TLD=self.aux_TLD.to(device),
+            final_TD=self.final_TD.to(device),
+            predictions_P=self.predictions_P.to(device),
+            in_vocab_P=self.in_vocab_P.to(device),
+            lengths=self.lengths,
+        )
+
 
 def number_replies(length: int, spans: Sequence[Span], *, truncated: bool) -> Tensor:
     """Return `reply_T` for a sample; a truncated one loses its last reply's last two tokens."""

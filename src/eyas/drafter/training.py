@@ -68,9 +68,13 @@ class Run:
 
     def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
         self.drafter, self.settings = drafter, settings
-        dtype = dtype_of(settings)
-        embed_VD, head_ND = corpus.embed_VD.to(dtype), corpus.head_ND.to(dtype)
-        self.corpus = dataclasses.replace(corpus, embed_VD=embed_VD, head_ND=head_ND)
+        dtype, self.device = dtype_of(settings), drafter.fc.weight.device  # all follows the drafter
+        self.corpus = dataclasses.replace(
+            corpus,
+            embed_VD=corpus.embed_VD.to(self.device, dtype),
+            head_ND=corpus.head_ND.to(self.device, dtype),
+            aux_scale_LD=corpus.aux_scale_LD.to(self.device),
+        )
         self.plan = plan_run(corpus.train.lengths, settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
         self.optimizer = torch.optim.AdamW(
@@ -105,7 +109,7 @@ class Run:
         return torch.stack(losses).sum(), reduce(Tally.plus, tallies), tokens
 
     def _measure(self, pack: Pack, weights: tuple[float, ...]) -> tuple[Tensor, Tally]:
-        corpus = self.corpus
+        corpus, pack = self.corpus, pack.to(self.device)
         pack = dataclasses.replace(pack, aux_TLD=pack.aux_TLD / corpus.aux_scale_LD)
         embed_TD = corpus.embed_VD[pack.input_ids_T]
         recompute = self.settings.recompute
@@ -165,7 +169,7 @@ def train(
     if saving.path.is_file():
         step, curve = load_checkpoint(saving.path, drafter, run.optimizer)
     else:
-        run.scale_fc(corpus.aux_scale_LD)
+        run.scale_fc(run.corpus.aux_scale_LD)
         step, curve = 0, run.validate(0, 0)
     saved_s = time.monotonic()
     while step < len(run.plan):
@@ -179,7 +183,7 @@ def train(
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
-    run.scale_fc(1.0 / corpus.aux_scale_LD)
+    run.scale_fc(1.0 / run.corpus.aux_scale_LD)
     return curve
 
 

@@ -122,6 +122,7 @@ def work(params: Params) -> Report:
     OUT.mkdir(parents=True, exist_ok=True)
     save_config(OUT / "config.json", drafter.config)
     save_drafter(OUT / "start.safetensors", drafter)
+    drafter.to("cuda" if torch.cuda.is_available() else "cpu")
     start_cpu_s = time.process_time() - started_cpu_s
     checkpoint = CHECKPOINTS / digest_of(*identity(inputs)) / "checkpoint.safetensors"
     resumed = checkpoint.is_file()
@@ -225,18 +226,18 @@ def build_start(drafter: Drafter, inputs: Inputs) -> None:
 
 def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:
     """Put both splits and the target's frozen parts together."""
-    head, dtype = inputs.head, dtype_of(inputs.settings)
-    head_VD = head.lm_head_VD.to(dtype)
+    head, t2d_V = inputs.head, drafter.t2d.cpu()
+    head_VD = head.lm_head_VD.to(drafter.t2d.device, dtype_of(inputs.settings))
 
     def favourites(final_PD: Tensor) -> Tensor:
-        chunks = final_PD.to(dtype).split(_FAVOURITE_ROWS)
-        return torch.cat([(rows @ head_VD.T).float().argmax(-1) for rows in chunks])
+        chunks = final_PD.to(head_VD.device, head_VD.dtype).split(_FAVOURITE_ROWS)
+        return torch.cat([(rows @ head_VD.T).float().argmax(-1) for rows in chunks]).cpu()
 
     return Corpus(
-        train=Packer(inputs.train, favourites, drafter.t2d),
-        val=Packer(inputs.val, favourites, drafter.t2d),
+        train=Packer(inputs.train, favourites, t2d_V),
+        val=Packer(inputs.val, favourites, t2d_V),
         embed_VD=head.embed_VD,
-        head_ND=head.lm_head_VD[drafter.t2d],
+        head_ND=head.lm_head_VD[t2d_V],
         aux_scale_LD=aux_scale(inputs.train),
     )
 

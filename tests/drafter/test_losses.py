@@ -101,7 +101,7 @@ def test_a_drafter_that_knows_the_teacher_accepts_all_in_vocabulary_rows(tiny, m
     pack = unit_rms(Packer(tiny.documents, tiny.favourites, tiny.drafter.t2d).pack([0, 1, 2]))
     every_P = torch.ones_like(pack.in_vocab_P)
 
-    def knowing(embed_TD, aux_TLD, layout, steps):
+    def knowing(embed_TD, aux_TLD, layout, steps, *, recompute):
         outputs = []
         for step in range(steps):
             rows, exists_P = rows_at(pack.predictions_P, layout.position_T, step)
@@ -146,7 +146,7 @@ def test_chains_start_where_a_server_drafts_and_end_with_the_first_miss(tiny, mo
     pack = unit_rms(packer.pack([1]))
     right = {(0, 3), (1, 3), (0, 4), (1, 5), (1, 2)}  # (step, row); replies are positions 4..8
 
-    def planned(embed_TD, aux_TLD, layout, steps):
+    def planned(embed_TD, aux_TLD, layout, steps, *, recompute):
         rows = layout.active_A.tolist()
         signs = [[1.0 if (s, r) in right else -1.0 for r in rows] for s in range(steps)]
         self_rows = layout.active_A

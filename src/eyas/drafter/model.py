@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.layers import rms_norm
-from eyas.drafter.unroll import Layout, Shape, Unroll, Weights
+from eyas.drafter.unroll import Layout, Unroll, Weights
 
 
 class RmsNorm(nn.Module):
@@ -100,17 +100,8 @@ class Drafter(nn.Module):
 
         Embeddings and aux states have the type in which all is computed.
         """
-        config = self.config
-        shape = Shape(
-            heads=config.num_attention_heads,
-            kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            theta=config.rope_theta,
-            steps=steps,
-            recompute=recompute,
-        )
-        return Unroll.apply((embed_TD, aux_TLD.flatten(1)), layout, shape, *self._weights())
+        inputs, walk = (embed_TD, aux_TLD.flatten(1)), (steps, recompute)
+        return Unroll.apply(inputs, layout, self.config, walk, *self._weights())
 
     def _weights(self) -> Weights:
         layer, width = self.midlayer, self.config.hidden_size

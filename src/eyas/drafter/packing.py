@@ -14,6 +14,7 @@ Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that coun
 Source: EAGLE-3, arXiv 2503.01840, section 3; SpecForge#885 for the off-by-one this avoids.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,14 +65,9 @@ class Pack:
 
     def to(self, device: torch.device) -> "Pack":
         """Return the pack on a device."""
-        return Pack(
-            input_ids_T=self.input_ids_T.to(device),
-            aux_TLD=self.aux_TLD.to(device),
-            final_TD=self.final_TD.to(device),
-            predictions_P=self.predictions_P.to(device),
-            in_vocab_P=self.in_vocab_P.to(device),
-            lengths=self.lengths,
-        )
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        moved = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor)}
+        return dataclasses.replace(self, **moved)
 
 
 def number_replies(length: int, spans: Sequence[Span], *, truncated: bool) -> Tensor:

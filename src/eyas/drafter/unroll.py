@@ -29,6 +29,7 @@ from eyas.drafter.attention import (
     attend_backward,
     build_blocks,
 )
+from eyas.drafter.config import DrafterConfig
 from eyas.drafter.layers import rotary_tables
 
 
@@ -44,19 +45,6 @@ class Weights(NamedTuple):
     input_norm_D: Tensor
     hidden_norm_D: Tensor
     post_norm_D: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the weights do not tell."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    theta: float
-    steps: int
-    recompute: bool  # keep a step's input alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,15 +105,19 @@ class _Kept(NamedTuple):
 class _Unrolling:
     """The forward of all steps and its backward, in one type."""
 
-    def __init__(self, weights: Weights, layout: Layout, shape: Shape, embed_TD: Tensor) -> None:
-        self.dtype, self.shape, self.layout = embed_TD.dtype, shape, layout
+    def __init__(
+        self, weights: Weights, layout: Layout, config: DrafterConfig, embed_TD: Tensor
+    ) -> None:
+        self.dtype, self.config, self.layout = embed_TD.dtype, config, layout
         self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         matrices = [w.to(self.dtype) for w in weights[:6]]
         self.w = Weights(*matrices, *(w.to(self.wide) for w in weights[6:]))
         self.embed_TD = embed_TD
-        self.token_TD, self.token_factor = normed(embed_TD, self.w.input_norm_D, shape.eps)
+        self.token_TD, self.token_factor = normed(
+            embed_TD, self.w.input_norm_D, config.rms_norm_eps
+        )
         self.token_TJ = self.token_TD @ self.w.token_JD.T
-        self.queries = shape.heads * shape.head_dim
+        self.queries = config.num_attention_heads * config.head_dim
         self.own: list[KeyValue] = []
         self.kept: list[_Kept] = []
         self.inputs: list[Tensor] = []  # of the steps that are made again
@@ -134,8 +126,8 @@ class _Unrolling:
         """Return the rows rotated by t + step, Llama's rotate-half form; back for steps < 0."""
         back = step < 0
         position_R1 = (self.layout.position_T[rows_R] + (~step if back else step)).unsqueeze(1)
-        cos, sin = rotary_tables(position_R1, self.shape.head_dim, self.shape.theta)
-        half = self.shape.head_dim // 2
+        cos, sin = rotary_tables(position_R1, self.config.head_dim, self.config.rope_theta)
+        half = self.config.head_dim // 2
         cos, sin = cos[..., :half].to(self.dtype), sin[..., :half].to(self.dtype)
         a, b = x_RHK.chunk(2, dim=-1)
         out = torch.empty_like(x_RHK, memory_format=torch.contiguous_format)
@@ -159,32 +151,36 @@ class _Unrolling:
 
     def start(self, aux_TE: Tensor) -> Tensor:
         """Make hidden states and step 0's keys of all rows; return the active ones' states."""
-        shape = self.shape
+        config = self.config
         self.aux_TE = aux_TE
         self.hidden_TD = aux_TE @ self.w.fc_DE.T
-        normed_TD, self.hidden_factor = normed(self.hidden_TD, self.w.hidden_norm_D, shape.eps)
+        normed_TD, self.hidden_factor = normed(
+            self.hidden_TD, self.w.hidden_norm_D, config.rms_norm_eps
+        )
         self.every_T = torch.arange(len(aux_TE), device=aux_TE.device)
         both = self.project(normed_TD, self.every_T, 0, slice(self.queries, None))
-        key, value = both.unflatten(-1, (2, shape.kv_heads, shape.head_dim)).unbind(1)
+        key, value = both.unflatten(-1, (2, config.num_key_value_heads, config.head_dim)).unbind(1)
         turned = self.rotate(key, self.every_T, 0)
         self.first = KeyValue(*(x.transpose(0, 1).contiguous() for x in (turned, value)))
         return self.hidden_TD[self.layout.active_A]
 
     def step(self, step: int, hidden_AD: Tensor) -> Tensor:
         """Return the layer's un-normed output at a TTT step, and keep what its backward needs."""
-        shape, w, rows_A = self.shape, self.w, self.layout.active_A
-        normed_AD, _ = normed(hidden_AD, w.hidden_norm_D, shape.eps)
+        config, w, rows_A = self.config, self.w, self.layout.active_A
+        normed_AD, _ = normed(hidden_AD, w.hidden_norm_D, config.rms_norm_eps)
         part = slice(None) if step else slice(self.queries)
-        mixed = self.project(normed_AD, rows_A, step, part).unflatten(-1, (-1, shape.head_dim))
-        turned = self.rotate(mixed[:, : shape.heads + shape.kv_heads], rows_A, step)
+        mixed = self.project(normed_AD, rows_A, step, part).unflatten(-1, (-1, config.head_dim))
+        turned = self.rotate(
+            mixed[:, : config.num_attention_heads + config.num_key_value_heads], rows_A, step
+        )
         if step:
-            value_AGK = mixed[:, shape.heads + shape.kv_heads :]
-            self.own.append(KeyValue(turned[:, shape.heads :], value_AGK))
-        query_AHK = turned[:, : shape.heads] / math.sqrt(shape.head_dim)
-        query_AGRK = query_AHK.unflatten(1, (shape.kv_heads, -1))
+            value_AGK = mixed[:, config.num_attention_heads + config.num_key_value_heads :]
+            self.own.append(KeyValue(turned[:, config.num_attention_heads :], value_AGK))
+        query_AHK = turned[:, : config.num_attention_heads] / math.sqrt(config.head_dim)
+        query_AGRK = query_AHK.unflatten(1, (config.num_key_value_heads, -1))
         softmax = attend(query_AGRK, self.first, self.own, self.layout.blocks)
         middle_AD = torch.addmm(hidden_AD, softmax.out_AGRK.flatten(1), w.out_DJ.T)
-        post_AD, _ = normed(middle_AD, w.post_norm_D, shape.eps)
+        post_AD, _ = normed(middle_AD, w.post_norm_D, config.rms_norm_eps)
         gate_up = post_AD @ w.gate_up.T
         gate, up = gate_up.chunk(2, dim=-1)
         self.kept.append(_Kept(hidden_AD, query_AGRK, softmax, middle_AD, gate_up))
@@ -192,21 +188,21 @@ class _Unrolling:
 
     def backward(self, grads_SAD: Sequence[Tensor | None]) -> Weights:
         """Return the gradients of the weights, given those of the steps' outputs."""
-        shape, rows_A = self.shape, self.layout.active_A
+        config, rows_A = self.config, self.layout.active_A
         self.sums = Weights(*(torch.zeros_like(w, dtype=self.wide) for w in self.w))
         self.token_grad_TJ = torch.zeros_like(self.token_TJ, dtype=self.wide)
-        keys = (len(self.embed_TD), shape.kv_heads, shape.head_dim)
+        keys = (len(self.embed_TD), config.num_key_value_heads, config.head_dim)
         own = (len(self.own), len(rows_A), *keys[1:])
         new = {"dtype": self.wide, "device": self.embed_TD.device}
         first_GKT = [torch.zeros(*keys[1:], keys[0], **new) for _ in range(2)]
         own_OAGK = [torch.zeros(own, **new) for _ in range(2)]
         self.key_sums = Gradients(*first_GKT, *own_OAGK)
         grad_AD = torch.zeros(len(rows_A), self.w.fc_DE.shape[0], **new)
-        for step in reversed(range(shape.steps)):
+        for step in reversed(range(len(grads_SAD))):
             arrived = grads_SAD[step]
             if arrived is not None:
                 grad_AD.add_(arrived)
-            if shape.recompute:
+            if self.inputs:
                 del self.own[max(step - 1, 0) :]
                 self.step(step, self.inputs.pop())
             kept = self.kept.pop()
@@ -233,7 +229,7 @@ class _Unrolling:
         gate_grad, up_grad = both.chunk(2, dim=-1)
         torch.mul(inner, silu, out=up_grad)
         torch.ops.aten.silu_backward.grad_input(inner.mul_(up), gate, grad_input=gate_grad)
-        post_AD, factor_A1 = normed(kept.middle_AD, w.post_norm_D, self.shape.eps)
+        post_AD, factor_A1 = normed(kept.middle_AD, w.post_norm_D, self.config.rms_norm_eps)
         self._add(sums.gate_up, both, post_AD)
         more, norm_grad = normed_backward(
             both @ w.gate_up, kept.middle_AD, factor_A1, w.post_norm_D
@@ -242,7 +238,7 @@ class _Unrolling:
         sums.post_norm_D.add_(norm_grad)
 
     def _attention_backward(self, step: int, kept: _Kept, grad_AD: Tensor) -> None:
-        w, shape, rows_A = self.w, self.shape, self.layout.active_A
+        w, config, rows_A = self.w, self.config, self.layout.active_A
         grad = grad_AD.to(self.dtype)
         self._add(self.sums.out_DJ, grad, kept.softmax.out_AGRK.flatten(1))
         out_grad = (grad @ w.out_DJ).view_as(kept.query_AGRK)
@@ -250,7 +246,7 @@ class _Unrolling:
         query_grad = attend_backward(
             out_grad, kept.softmax, kept.query_AGRK, keys, self.layout.blocks, self.key_sums
         )
-        heads = [query_grad.flatten(1, 2).div_(math.sqrt(shape.head_dim))]
+        heads = [query_grad.flatten(1, 2).div_(math.sqrt(config.head_dim))]
         values = []
         if step:
             self.own.pop()
@@ -269,7 +265,7 @@ class _Unrolling:
         keys = hidden_RD is self.hidden_TD
         part = slice(None) if whole else slice(self.queries, None) if keys else slice(self.queries)
         self.token_grad_TJ[:, part].index_add_(0, self.read(rows_R, step), mixed.to(self.wide))
-        normed_RD, factor_R1 = normed(hidden_RD, w.hidden_norm_D, self.shape.eps)
+        normed_RD, factor_R1 = normed(hidden_RD, w.hidden_norm_D, self.config.rms_norm_eps)
         self._add(self.sums.hidden_JD[part], mixed, normed_RD)
         more, norm_grad = normed_backward(
             mixed @ w.hidden_JD[part], hidden_RD, factor_R1, w.hidden_norm_D
@@ -301,18 +297,28 @@ class Unroll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: tuple[Tensor, Tensor], layout: Layout, shape: Shape, *weights: Tensor
+        ctx: Any,
+        inputs: tuple[Tensor, Tensor],
+        layout: Layout,
+        config: DrafterConfig,
+        walk: tuple[int, bool],
+        *weights: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return the layer's un-normed output of the active rows for each step, [A, D] each."""
+        """Return the layer's un-normed output of the active rows for each step, [A, D] each.
+
+        `inputs` are embeddings and aux states; `walk`: TTT steps, and whether to keep a step's
+        input alone and make the rest again.
+        """
         embed_TD, aux_TE = inputs
-        unrolling = _Unrolling(Weights(*weights), layout, shape, embed_TD)
+        steps, recompute = walk
+        unrolling = _Unrolling(Weights(*weights), layout, config, embed_TD)
         hidden_AD = unrolling.start(aux_TE)
         outputs = []
-        for step in range(shape.steps):
-            if shape.recompute:
+        for step in range(steps):
+            if recompute:
                 unrolling.inputs.append(hidden_AD)
             hidden_AD = unrolling.step(step, hidden_AD)
-            if shape.recompute:
+            if recompute:
                 unrolling.kept.clear()
             outputs.append(hidden_AD)
         ctx.unrolling = unrolling
@@ -321,4 +327,4 @@ class Unroll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the weights' gradients; can be called once."""
-        return None, None, None, *ctx.unrolling.backward(grads)
+        return None, None, None, None, *ctx.unrolling.backward(grads)

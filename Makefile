@@ -46,7 +46,7 @@ test: $(VENV)/.dev ## format, lint, types, all tests, coverage
 	pytest --cov --cov-report=term --cov-fail-under=90
 
 # SGLang has an environment of its own (2.7 GB). Without dependencies, so that no CUDA package is ever fetched.
-$(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock | $(VENV)/.run
+$(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock pyproject.toml | $(VENV)/.run
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: -r requirements/torch.txt \
 	  || { echo "make: the index has no such torch; name one that has in PIP_INDEX_URL or PIP_FIND_LINKS"; exit 1; }
@@ -55,6 +55,7 @@ $(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock | $(VENV)/.run
 	       echo "make: pip found a CUDA build of torch and it is removed again; name an index of CPU builds in PIP_INDEX_URL"; exit 1; }
 	$(VENV)/bin/uv pip install -q --python $(SGLANG) --no-deps --no-build -r requirements/sglang.lock \
 	  || { echo "make: the index lacks a wheel of requirements/sglang.lock for this Python (3.11 is known to work), see above"; exit 1; }
+	$(VENV)/bin/uv pip install -q --python $(SGLANG) --no-deps -e .
 	touch $@
 
 test-sglang: $(VENV)/.run $(SGLANG)/.ready ## a real SGLang serves the drafter of `make run`, else a tiny one: lossless, same acceptance

@@ -172,13 +172,14 @@ class Merge:
 class Extract:
     """Which hidden states are kept, and how."""
 
-    backend: str  # transformers
+    backend: str  # transformers | sglang
     layers: tuple[int, ...] | None  # outputs of these layers; null: [1, N/2-1, N-4]
-    codec: str  # of the layers' states: bf16 | fp8 | int4
+    codec: str  # of the layers' states: fp32 | bf16 | fp8 | int4
     shard_tokens: int
     batch_tokens: int  # real tokens a forward pass, rows of like length
-    final_codec: str = "bf16"  # of the final state: bf16 | fp8
+    final_codec: str = "bf16"  # of the final state: fp32 | bf16 | fp8
     final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
+    compute_dtype: str | None = None  # null: float32; sglang: the target's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +244,15 @@ class TrainRuntime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractRuntime:
+    """Who makes the shards of the hidden-state store."""
+
+    workers: int  # processes that make shards at the same time; sglang: for each server
+    servers: tuple[str, ...]  # sglang: addresses
+    patience_s: float  # sglang: how long a server that is gone is waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """This machine, this moment: changes no output and is in no `params:` list."""
 
@@ -252,3 +262,4 @@ class Runtime:
     concurrency: dict[str, int]  # partition -> requests in flight at most
     connection: Connection
     train: TrainRuntime
+    extract: ExtractRuntime

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from eyas.desk import token_bar
 from eyas.desk.params import Params, read_params
 from eyas.drafter.packing import number_replies, predictions
 from eyas.errors import EyasError
@@ -13,6 +14,7 @@ from eyas.parquet import write_samples
 from eyas.records import Sample
 from eyas.stages import extract
 from eyas.states import capture_hf, store
+from eyas.states.layout import Captured
 
 LENGTHS = (9, 30, 4, 17, 12, 25, 8)
 RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
@@ -119,7 +121,7 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
         (home / name).unlink()
     true_capture, calls = capture_hf.capture, 0
 
-    def dying(*arguments: Any) -> list[capture_hf.Captured]:
+    def dying(*arguments: Any) -> list[Captured]:
         nonlocal calls
         calls += 1
         if calls == 4:
@@ -162,9 +164,9 @@ def test_states_that_do_not_feed_lm_head_stop_the_run_after_one_shard(
 ) -> None:
     true_capture = capture_hf.capture
 
-    def shifted(*arguments: Any) -> list[capture_hf.Captured]:
+    def shifted(*arguments: Any) -> list[Captured]:
         rows = true_capture(*arguments)
-        return [capture_hf.Captured(aux_TLD=r.aux_TLD, final_TD=r.aux_TLD[:, 2]) for r in rows]
+        return [Captured(aux_TLD=r.aux_TLD, final_TD=r.aux_TLD[:, 2]) for r in rows]
 
     monkeypatch.setattr(capture_hf, "capture", shifted)
     with pytest.raises(EyasError, match="predict the target's own next token in"):
@@ -175,7 +177,7 @@ def test_states_that_do_not_feed_lm_head_stop_the_run_after_one_shard(
 def test_a_line_of_progress_is_logged_where_there_is_no_terminal(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(extract, "_LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(token_bar, "_LOG_EVERY_S", 0.0)
     with caplog.at_level("INFO", "eyas"):
         extract.work(params())
     assert "105 of 105 tokens" in caplog.text
@@ -192,10 +194,11 @@ def test_a_terminal_gets_a_bar(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"final_codec": "int4"}, r"extract.final_codec: expected bf16 \| fp8, got 'int4'"),
+        ({"final_codec": "int4"}, r"extract.final_codec: expected fp32 \| bf16 \| fp8, got 'int4'"),
         ({"final_rows": "few"}, r"extract.final_rows: expected all \| supervised, got 'few'"),
-        ({"backend": "sglang"}, "extract.backend: expected transformers, got 'sglang'"),
-        ({"codec": "zip"}, r"extract.codec: expected bf16 \| fp8 \| int4, got 'zip'"),
+        ({"backend": "vllm"}, r"extract.backend: expected transformers \| sglang, got 'vllm'"),
+        ({"backend": "sglang"}, r"runtime.extract.servers: expected addresses .*, got none"),
+        ({"codec": "zip"}, r"extract.codec: expected fp32 \| bf16 \| fp8 \| int4, got 'zip'"),
         ({"layers": [2, 4]}, r"extract.layers: .*first 1.* got \[2, 4\]"),
         ({"layers": [1, 7]}, r"last <= 6"),
     ],
@@ -233,7 +236,7 @@ def test_states_that_are_not_finite_stop_the_run_and_name_the_sample(
 ) -> None:
     true_capture = capture_hf.capture
 
-    def broken(*arguments: Any) -> list[capture_hf.Captured]:
+    def broken(*arguments: Any) -> list[Captured]:
         rows = true_capture(*arguments)
         with torch.inference_mode():
             rows[0].aux_TLD[0, 1] = torch.nan
@@ -242,7 +245,7 @@ def test_states_that_are_not_finite_stop_the_run_and_name_the_sample(
     monkeypatch.setattr(capture_hf, "capture", broken)
     with pytest.raises(EyasError, match=r"sample s\d: aux states: expected finite .* got nan"):
         extract.work(params())
-    assert list(home.glob("var/states/*/*")) == []
+    assert list(home.glob("var/states/*/*.safetensors")) == []
 
 
 def test_the_manifest_names_no_machine_and_no_time(home: Path) -> None:

@@ -18,6 +18,7 @@ class TargetSource:
     repo: str | None = None  # hub: owner/name
     revision: str | None = None  # hub: full commit hash
     path: str | None = None  # folder: a Hugging Face folder
+    weights: str = "all"  # hub, folder: all | head (embedding, final norm and lm_head alone)
     steps: int | None = None  # train_tiny: optimiser steps
     seed: int | None = None  # train_tiny
 

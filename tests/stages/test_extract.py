@@ -20,17 +20,18 @@ LENGTHS = (9, 30, 4, 17, 12, 25, 8)
 RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
 
 
-CHOICES = {
+CHOICES: dict[str, dict[str, Any]] = {
     "bf16": {"final_rows": "supervised"},
     "fp8": {"codec": "fp8", "final_codec": "fp8", "final_rows": "supervised"},
     "int4": {"codec": "int4", "final_codec": "fp8", "final_rows": "supervised"},
 }
 
 
-def params(**changes: Any) -> Params:
+def params(workers: int = 1, **changes: Any) -> Params:
     settings = {"backend": "transformers", "layers": None, "codec": "bf16"}
     settings |= {"shard_tokens": 40, "batch_tokens": 30, **changes}
-    return Params({"extract": settings, "runtime": RUNTIME})
+    extracting = RUNTIME["extract"] | {"workers": workers}
+    return Params({"extract": settings, "runtime": RUNTIME | {"extract": extracting}})
 
 
 def sample(number: int, length: int) -> Sample:
@@ -137,6 +138,35 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
     report = extract.work(settings)
     assert report.metrics["shards_reused"] == kept
     assert contents(home) == whole
+
+
+@pytest.mark.slow
+def test_two_workers_make_the_bytes_that_one_makes(home: Path) -> None:
+    extract.work(params())
+    whole = contents(home)
+    for name in whole:
+        (home / name).unlink()
+    report = extract.work(params(workers=2))
+    assert report.metrics["shards_written"] == 3
+    assert 0 < report.metrics["compute_share"] < 1
+    assert contents(home) == whole
+
+
+def test_a_disk_that_fills_while_running_is_told_before_the_next_shard(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = 0
+
+    def check_space(_folder: Path, _needed_bytes: int) -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 4:  # once for all of them, then for each
+            raise EyasError("0.00 GB free")
+
+    monkeypatch.setattr(extract.shards, "check_space", check_space)
+    with pytest.raises(EyasError, match="GB free"):
+        extract.work(params())
+    assert len(list(home.glob("var/states/*/shard-*.json"))) == 2
 
 
 def test_an_altered_shard_is_made_again_and_named(

@@ -225,7 +225,7 @@ def read_mixture() -> tuple[list[Sample], list[str]]:
     return samples, splits
 
 
-def about_target() -> dict[str, str]:
+def about_target() -> dict[str, Any]:
     """Return what the stage target says of its folder."""
     return read_json(TARGET / SIDECAR, hint="dvc repro target")
 
@@ -244,7 +244,10 @@ def check_lengths(samples: list[Sample], limit: int) -> None:
 def weights_digest() -> str:
     """Return the identity of the target's numbers: config and weights, not its tokenizer."""
     files = [TARGET / "config.json", *weight_files(TARGET)]
-    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+    about = about_target()
+    # Where the head alone lies here, the weights between are known by their revision.
+    rest = about["revision"] if about["source"].get("weights") == "head" else ""
+    return hashlib.sha256(("".join(map(sha256_of, files)) + rest).encode()).hexdigest()
 
 
 def check_teacher(job: Job, backend: Transformers | SGLang, number: int) -> None:

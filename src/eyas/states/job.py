@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eyas.files import read_json
 from eyas.records import Sample
@@ -54,7 +55,7 @@ class Job:
         return is_there(self.path(number), self.tokens(number))
 
 
-def build_manifest(job: Job, about: Mapping[str, str], numbers: Sequence[int]) -> Manifest:
+def build_manifest(job: Job, about: Mapping[str, Any], numbers: Sequence[int]) -> Manifest:
     """Return the index of these shards, which must be there; `about` is of the target."""
     meta = StoreMeta(
         key=job.folder.name,

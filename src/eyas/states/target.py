@@ -83,7 +83,7 @@ def load_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
     if (folder / SIDECAR).is_file() and "weights" in read_json(folder / SIDECAR).get("source", {}):
         raise EyasError(
             f"{folder}: expected the whole model, got its head alone",
-            hint="set target.source.weights: all; or extract.backend: sglang, where a server runs it",
+            hint="set target.source.weights: all, or extract.backend: sglang",
         )
     hf_logging.disable_progress_bar()
     try:

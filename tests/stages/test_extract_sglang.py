@@ -22,7 +22,7 @@ from eyas.records import Sample
 from eyas.stages import extract
 from eyas.states import capture_sglang, sglang_plugin, store
 from eyas.states.capture_hf import capture
-from eyas.states.handover import place_of
+from eyas.states.handover import place_of, plan_of, write_plan
 
 ROOT = Path.cwd()
 LAYERS = (1, 3, 4)
@@ -358,16 +358,8 @@ def test_rows_of_an_attempt_that_was_given_up_are_refused(
 ) -> None:
     extract.work(params(url))
     folder = next(home.glob("var/states/*"))
-    plan = capture_sglang.ShardPlan(
-        attempt="aa",
-        layers=LAYERS,
-        hidden_size=48,
-        codec="bf16",
-        final_codec="bf16",
-        final_rows="all",
-        rows=capture_sglang.rows_of([sample(0, 4)]),
-    )
-    capture_sglang.write_plan(folder / "shard-00000.safetensors", plan)
+    plan = plan_of(extract.read_job(params(url)), "aa", [sample(0, 4)])
+    write_plan(folder / "shard-00000.safetensors", plan)
     states = SimpleNamespace(hidden_states=torch.ones(4, 144), last_hidden_states=torch.ones(4, 48))
     stale = stand_in.request([1, 2, 3, 4], f"{folder.name}-0-bb-0")
     prefill(stale, states, 0, 4)

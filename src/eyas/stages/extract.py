@@ -28,7 +28,7 @@ from eyas.records import Sample
 from eyas.settings import Extract, ExtractRuntime, Runtime
 from eyas.states import shards, store
 from eyas.states.capture_hf import Transformers
-from eyas.states.capture_sglang import SGLang, Wish, check_layer_rule
+from eyas.states.capture_sglang import SGLang
 from eyas.states.claims import claimed, work_through
 from eyas.states.folder import SIDECAR, weight_files
 from eyas.states.job import Job, build_manifest
@@ -184,30 +184,13 @@ def run_worker(
 
 def make_backend(job: Job, runtime: Runtime, server: str | None) -> Transformers | SGLang:
     """Load the target, or reach the server that has it."""
-    settings, workers = job.settings, runtime.extract.workers
-    if settings.backend == "transformers":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        torch.set_num_threads(runtime.threads or max(1, cores // workers))
-        return Transformers(
-            TARGET,
-            dtype=getattr(torch, job.dtype),
-            layers=job.layers,
-            layout=job.layout,
-            batch_tokens=settings.batch_tokens,
-        )
-    check_layer_rule(job.model_type, job.layers)
-    wish = Wish(
-        layers=job.layers,
-        hidden_size=job.hidden_size,
-        dtype=job.dtype,
-        codec=settings.codec,
-        final_codec=settings.final_codec,
-        final_rows=settings.final_rows,
-        batch_tokens=settings.batch_tokens,
-        longest=max(len(s.input_ids) for s in job.samples),
-    )
-    url = server or next(iter(runtime.extract.servers), "runtime.extract.servers")
-    return SGLang(url, TARGET, wish, patience_s=runtime.extract.patience_s)
+    extract = runtime.extract
+    if job.settings.backend == "sglang":
+        url = server or next(iter(extract.servers), "runtime.extract.servers")
+        return SGLang(url, TARGET, job, patience_s=extract.patience_s)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    torch.set_num_threads(runtime.threads or max(1, cores // extract.workers))
+    return Transformers(TARGET, job)
 
 
 def read_mixture() -> tuple[list[Sample], list[str]]:

@@ -16,7 +16,8 @@ import torch
 
 from eyas.errors import EyasError
 from eyas.records import Sample
-from eyas.states.layout import Captured, Layout
+from eyas.states.job import Job
+from eyas.states.layout import Captured
 from eyas.states.shards import write_shard
 from eyas.states.target import load_model
 
@@ -26,31 +27,22 @@ _PAD = 0  # behind the row's end, where no real token attends
 class Transformers:
     """The target in this process."""
 
-    def __init__(
-        self,
-        target: Path,
-        *,
-        dtype: torch.dtype,
-        layers: Sequence[int],
-        layout: Layout,
-        batch_tokens: int,
-    ) -> None:
-        self._model = load_model(target, dtype=dtype)
-        self._layers, self._layout, self._batch_tokens = layers, layout, batch_tokens
+    def __init__(self, target: Path, job: Job) -> None:
+        self._model, self._job = load_model(target, dtype=getattr(torch, job.dtype)), job
         self.seconds = {"compute": 0.0, "write": 0.0}
 
     def make_shard(
         self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
     ) -> None:
         """Run the samples through the target and write their shard; `advance` hears of tokens."""
-        found: dict[int, Captured] = {}
+        job, found = self._job, dict[int, Captured]()
         started = time.monotonic()
-        for group in batches([len(s.input_ids) for s in samples], self._batch_tokens):
+        for group in batches([len(s.input_ids) for s in samples], job.settings.batch_tokens):
             ids = [samples[row].input_ids for row in group]
-            found.update(zip(group, capture(self._model, ids, self._layers), strict=True))
+            found.update(zip(group, capture(self._model, ids, job.layers), strict=True))
             advance(sum(map(len, ids)))
         captured = time.monotonic()
-        write_shard(path, samples, [found[row] for row in range(len(samples))], self._layout)
+        write_shard(path, samples, [found[row] for row in range(len(samples))], job.layout)
         self.seconds["compute"] += captured - started
         self.seconds["write"] += time.monotonic() - captured
 

@@ -17,7 +17,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from safetensors import safe_open
 from eyas.errors import EyasError
 from eyas.records import Sample
 from eyas.states.capture_hf import batches
-from eyas.states.handover import ShardPlan, fault_path, plan_path, request_id, rows_of, write_plan
+from eyas.states.handover import fault_path, plan_of, plan_path, request_id, write_plan
+from eyas.states.job import Job
 from eyas.states.sglang_plugin import VERSIONS
 from eyas.states.shards import is_there
 from eyas.states.target import load_head
@@ -57,29 +57,16 @@ class NoAnswerError(EyasError):
     """A server that is gone or silent, where another attempt may help."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What is captured, and how it is written."""
-
-    layers: tuple[int, ...]
-    hidden_size: int
-    dtype: str  # the server's
-    codec: str
-    final_codec: str
-    final_rows: str
-    batch_tokens: int
-    longest: int  # tokens of the longest sample
-
-
 class SGLang:
     """One server. Raises EyasError for one that does not fit before anything is sent to it."""
 
-    def __init__(self, url: str, target: Path, wish: Wish, *, patience_s: float) -> None:
-        self.url, self._target, self._wish = url.rstrip("/"), target, wish
+    def __init__(self, url: str, target: Path, job: Job, *, patience_s: float) -> None:
+        self.url, self._target, self._job = url.rstrip("/"), target, job
         self._patience_s = patience_s  # for a server that is gone to come back
         self.seconds = {"fetch": 0.0, "write": 0.0}
+        check_layer_rule(job.model_type, job.layers)
         self._await_health()
-        check_server(self.url, fetch(f"{self.url}/server_info", None), wish)
+        check_server(self.url, fetch(f"{self.url}/server_info", None), job)
 
     def make_shard(
         self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
@@ -118,24 +105,16 @@ class SGLang:
 
     @functools.cached_property
     def _lm_head(self) -> torch.Tensor:
-        return load_head(self._target, dtype=getattr(torch, self._wish.dtype)).lm_head_VD
+        return load_head(self._target, dtype=getattr(torch, self._job.dtype)).lm_head_VD
 
     def _attempt(
         self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
     ) -> None:
-        wish, attempt = self._wish, secrets.token_hex(4)
-        plan = ShardPlan(
-            attempt=attempt,
-            layers=wish.layers,
-            hidden_size=wish.hidden_size,
-            codec=wish.codec,
-            final_codec=wish.final_codec,
-            final_rows=wish.final_rows,
-            rows=rows_of(samples),
-        )
+        attempt, batch_tokens = secrets.token_hex(4), self._job.settings.batch_tokens
+        plan = plan_of(self._job, attempt, samples)
         write_plan(path, plan)
         started = time.monotonic()
-        groups = batches([len(s.input_ids) for s in samples], wish.batch_tokens)
+        groups = batches([len(s.input_ids) for s in samples], batch_tokens)
 
         def send(group: list[int]) -> None:
             rids = [request_id(path, attempt, row) for row in group]
@@ -201,7 +180,7 @@ class SGLang:
             time.sleep(1.0)
 
 
-def check_server(url: str, info: dict[str, Any], wish: Wish) -> None:
+def check_server(url: str, info: dict[str, Any], job: Job) -> None:
     """Refuse a server whose states would be other ones, or too few.
 
     Raises: EyasError naming the setting and the flag that sets it.
@@ -215,10 +194,10 @@ def check_server(url: str, info: dict[str, Any], wish: Wish) -> None:
         ("aux_hidden_state_capture", "eagle3", "--speculative-algorithm EAGLE3"),
         (
             "return_aux_hidden_state_layer_ids",
-            list(wish.layers),
-            f"--return-aux-hidden-state-layer-ids {' '.join(map(str, wish.layers))}",
+            list(job.layers),
+            f"--return-aux-hidden-state-layer-ids {' '.join(map(str, job.layers))}",
         ),
-        ("dtype", wish.dtype, f"--dtype {wish.dtype}"),
+        ("dtype", job.dtype, f"--dtype {job.dtype}"),
         ("attn_dp_size", 1, "several servers instead of attention over data"),
     ):
         if info.get(name) != expected:
@@ -228,9 +207,10 @@ def check_server(url: str, info: dict[str, Any], wish: Wish) -> None:
             )
     if info["version"] not in VERSIONS:
         raise EyasError(f"{url}: expected SGLang {' or '.join(VERSIONS)}, got {info['version']}")
-    if (most := info["max_req_input_len"]) < wish.longest:
+    longest = max(len(s.input_ids) for s in job.samples)
+    if (most := info["max_req_input_len"]) < longest:
         raise EyasError(
-            f"{url}: max_req_input_len: expected {wish.longest} at least, got {most}",
+            f"{url}: max_req_input_len: expected {longest} at least, got {most}",
             hint="raise --context-length and --max-total-tokens, or lower merge.max_tokens",
         )
 

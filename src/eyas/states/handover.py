@@ -20,6 +20,7 @@ from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.records import Sample, Span
 from eyas.states.codecs import Parts
+from eyas.states.job import Job
 from eyas.states.layout import Captured, make_layout
 from eyas.states.shards import encode_row, shard_path, write_rows
 
@@ -57,9 +58,18 @@ class Place:
     row: int
 
 
-def rows_of(samples: Sequence[Sample]) -> tuple[PlannedRow, ...]:
-    """Return the rows of a plan for these samples."""
-    return tuple(PlannedRow(id=s.id, length=len(s.input_ids), spans=s.spans) for s in samples)
+def plan_of(job: Job, attempt: str, samples: Sequence[Sample]) -> ShardPlan:
+    """Return the plan of a shard of these samples."""
+    rows = (PlannedRow(id=s.id, length=len(s.input_ids), spans=s.spans) for s in samples)
+    return ShardPlan(
+        attempt=attempt,
+        layers=job.layers,
+        hidden_size=job.hidden_size,
+        codec=job.settings.codec,
+        final_codec=job.settings.final_codec,
+        final_rows=job.settings.final_rows,
+        rows=tuple(rows),
+    )
 
 
 def request_id(shard: Path, attempt: str, row: int) -> str:

@@ -12,7 +12,7 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang
+.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang bench-states
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -78,6 +78,11 @@ bench: $(VENV)/.bench ## the generation client's figures, beside its peers (abou
 	python benchmarks/budget.py --concurrency 500 --budget-tokens 10000000
 	python benchmarks/budget.py --concurrency 2000 --budget-tokens 10000000
 	python benchmarks/crash.py --kills 20
+
+bench-states: $(VENV)/.dev $(SGLANG)/.ready ## hidden states: bytes, speeds, backends against each other, kills (about 15 minutes)
+	python benchmarks/store.py
+	python benchmarks/extract.py --sglang
+	python benchmarks/extract_kill.py --kills 10
 
 plan: $(VENV)/.run ## what the configured run would take: requests, tokens, dollars, minutes, disk
 	eyas plan

@@ -275,16 +275,14 @@ def test_a_server_that_is_not_there_is_told(home: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"disable_radix_cache": False}, "start the server with --disable-radix-cache"),
-        ({"chunked_prefill_size": 8192}, "start the server with --chunked-prefill-size -1"),
-        (
-            {"return_aux_hidden_state_layer_ids": [2, 4, 5]},
-            r"expected \[1, 3, 4\], got \[2, 4, 5\]",
-        ),
-        ({"dtype": "bfloat16"}, "--dtype float32"),
+        ({"disable_radix_cache": False}, "disable_radix_cache: expected True, got False\n  hint: "),
+        ({"chunked_prefill_size": 8192}, "chunked_prefill_size: expected -1, got 8192"),
+        ({"return_aux_hidden_state_layer_ids": [2, 4]}, r"expected \[1, 3, 4\], got \[2, 4\]"),
+        ({"dtype": "bfloat16"}, "dtype: expected float32, got bfloat16"),
+        ({"attn_dp_size": 2}, "attn_dp_size: expected 1, got 2"),
         ({"version": "0.5.24"}, "expected SGLang 0.5.23, got 0.5.24"),
         ({"max_req_input_len": 29}, "expected 30 at least, got 29"),
-        ({"disable_overlap_schedule": False}, "--disable-overlap-schedule"),
+        ({"disable_overlap_schedule": False}, "disable_overlap_schedule: expected True"),
     ],
 )
 def test_a_server_whose_states_would_be_others_is_refused_before_anything_is_sent(

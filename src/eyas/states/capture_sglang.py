@@ -49,6 +49,16 @@ _ATTEMPTS = 3
 _TIMEOUT_S = 1800.0  # of one request
 _WRITE_S = 600.0  # after the last reply, until the shard is there
 _POLL_S = 0.02
+_SETTINGS: dict[str, Any] = {
+    "disable_radix_cache": True,  # a cached prefix has no states
+    "chunked_prefill_size": -1,
+    "disable_overlap_schedule": True,  # its copies to the host leave the final state out
+    "return_hidden_states_mode": "full",
+    "enable_return_aux_hidden_states": True,
+    "aux_hidden_state_capture": "eagle3",
+    "attn_dp_size": 1,
+}
+_FLAGS = "start the server with the flags in docs/extraction.md"
 _GREEDY = {"temperature": 0, "max_new_tokens": 1}
 log = logging.getLogger("eyas")
 
@@ -183,27 +193,13 @@ class SGLang:
 def check_server(url: str, info: dict[str, Any], job: Job) -> None:
     """Refuse a server whose states would be other ones, or too few.
 
-    Raises: EyasError naming the setting and the flag that sets it.
+    Raises: EyasError naming the setting.
     """
-    for name, expected, flag in (
-        ("disable_radix_cache", True, "--disable-radix-cache"),
-        ("chunked_prefill_size", -1, "--chunked-prefill-size -1"),
-        ("disable_overlap_schedule", True, "--disable-overlap-schedule"),
-        ("return_hidden_states_mode", "full", "--enable-return-hidden-states"),
-        ("enable_return_aux_hidden_states", True, "--enable-return-aux-hidden-states"),
-        ("aux_hidden_state_capture", "eagle3", "--speculative-algorithm EAGLE3"),
-        (
-            "return_aux_hidden_state_layer_ids",
-            list(job.layers),
-            f"--return-aux-hidden-state-layer-ids {' '.join(map(str, job.layers))}",
-        ),
-        ("dtype", job.dtype, f"--dtype {job.dtype}"),
-        ("attn_dp_size", 1, "several servers instead of attention over data"),
-    ):
+    settings = _SETTINGS | {"return_aux_hidden_state_layer_ids": list(job.layers)}
+    for name, expected in (settings | {"dtype": job.dtype}).items():
         if info.get(name) != expected:
             raise EyasError(
-                f"{url}: {name}: expected {expected}, got {info.get(name)}",
-                hint=f"start the server with {flag}",
+                f"{url}: {name}: expected {expected}, got {info.get(name)}", hint=_FLAGS
             )
     if info["version"] not in VERSIONS:
         raise EyasError(f"{url}: expected SGLang {' or '.join(VERSIONS)}, got {info['version']}")

@@ -163,8 +163,8 @@ def compare_speed(
     return {"tokens": tokens, **speeds, "ratio": round(ratio, 4), "bar": BAR, "met": ratio >= BAR}
 
 
-def sglang_lines(tree: dict[str, Any]) -> Iterator[dict[str, object]]:
-    """Compare a server's speed with a bare prefill's, and its states with those found above."""
+def sglang_lines(tree: dict[str, Any], *, speed: bool = True) -> Iterator[dict[str, object]]:
+    """Compare a server's states with those found above, and its speed with a bare prefill's."""
     theirs = open_store(extract.MANIFEST, Path(tree["runtime"]["store"]))
     tree["extract"] |= {"backend": "sglang", "compute_dtype": "float32"}
     job = extract.read_job(Params(tree))
@@ -176,6 +176,8 @@ def sglang_lines(tree: dict[str, Any]) -> Iterator[dict[str, object]]:
         report = extract.work(params)
         yield {"what": "extract", "backend": "sglang", **report.metrics}
         yield equality(theirs, tree)
+        if not speed:
+            return
         backend = extract.make_backend(job, params.knob("runtime", Runtime), None)
         assert isinstance(backend, SGLang)
 

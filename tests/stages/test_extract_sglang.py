@@ -131,7 +131,7 @@ def stand_in(llama: Any, monkeypatch: pytest.MonkeyPatch) -> StandIn:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     for module in (context, batch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(sglang_plugin, "_inbox", None)
+    sglang_plugin.open_inbox.cache_clear()
     return server
 
 
@@ -344,8 +344,8 @@ def test_one_rank_alone_writes(home: Path, stand_in: StandIn) -> None:
 
 
 def test_a_rid_is_never_taken_for_a_path(tmp_path: Path) -> None:
-    place = place_of("0af-12-9b-3", tmp_path)
-    assert (place.shard, place.row) == (tmp_path / "0af/shard-00012.safetensors", 3)
+    expected = (tmp_path / "0af/shard-00012.safetensors", "9b", 3)
+    assert place_of("0af-12-9b-3", tmp_path) == expected
     for rid in ("../x-1-2-3", "0af-1-2", "0af-1-9b-3/.."):
         with pytest.raises(EyasError, match="expected KEY-SHARD-ATTEMPT-ROW"):
             place_of(rid, tmp_path)

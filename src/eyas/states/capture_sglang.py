@@ -26,7 +26,7 @@ from safetensors import safe_open
 from eyas.errors import EyasError
 from eyas.records import Sample
 from eyas.states.capture_hf import batches
-from eyas.states.handover import fault_path, plan_of, plan_path, request_id, write_plan
+from eyas.states.handover import FAULT, PLAN, plan_of, request_id, write_plan
 from eyas.states.job import Job
 from eyas.states.sglang_plugin import VERSIONS
 from eyas.states.shards import is_there
@@ -85,15 +85,13 @@ class SGLang:
 
         A server that is gone is waited for, and the shard begun again.
         """
-        for left in reversed(range(_ATTEMPTS)):
+        for _ in range(_ATTEMPTS - 1):
             try:
                 return self._attempt(path, samples, advance)
             except NoAnswerError as error:
-                if not left:
-                    raise
                 log.warning("%s; %s is sent again", error, path.name)
                 self._await_health()
-        return None
+        return self._attempt(path, samples, advance)
 
     def agreement(self, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
         """Count where lm_head over the states picks the server's own favourite; and the places.
@@ -120,10 +118,9 @@ class SGLang:
     def _attempt(
         self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
     ) -> None:
-        attempt, batch_tokens = secrets.token_hex(4), self._job.settings.batch_tokens
-        plan = plan_of(self._job, attempt, samples)
-        write_plan(path, plan)
-        started = time.monotonic()
+        attempt, started = secrets.token_hex(4), time.monotonic()
+        write_plan(path, plan_of(self._job, attempt, samples))
+        batch_tokens = self._job.settings.batch_tokens
         groups = batches([len(s.input_ids) for s in samples], batch_tokens)
 
         def send(group: list[int]) -> None:
@@ -138,7 +135,7 @@ class SGLang:
         self._await_shard(path, samples)
         self.seconds["fetch"] += sent - started
         self.seconds["write"] += time.monotonic() - sent
-        plan_path(path).unlink(missing_ok=True)
+        path.with_suffix(PLAN).unlink(missing_ok=True)
 
     def _send(self, samples: Sequence[Sample], rids: list[str]) -> None:
         body = {"input_ids": [list(s.input_ids) for s in samples], "rid": rids}
@@ -158,9 +155,9 @@ class SGLang:
         tokens = sum(len(s.input_ids) for s in samples)
         until = time.monotonic() + _WRITE_S
         while not is_there(path, tokens):
-            if fault_path(path).is_file():
+            if (fault := path.with_suffix(FAULT)).is_file():
                 raise EyasError(
-                    f"{self.url}: {path.name}: {fault_path(path).read_text(encoding='utf-8')}",
+                    f"{self.url}: {path.name}: {fault.read_text(encoding='utf-8')}",
                     hint="the server's log has the whole story",
                 )
             if time.monotonic() > until:

@@ -61,14 +61,9 @@ def work_through(
                 if not mine:
                     busy.append(number)
                 elif not is_there(number):
-                    clear_leftovers(shards[number])
+                    for leftover in shards[number].parent.glob(f".{shards[number].stem}.*"):
+                        leftover.unlink(missing_ok=True)  # what a kill left half-written
                     make(number)
         waiting = busy
         if waiting:
             time.sleep(_POLL_S)
-
-
-def clear_leftovers(shard: Path) -> None:
-    """Remove what a kill left half-written of a shard; the claim must be held."""
-    for leftover in shard.parent.glob(f".{shard.stem}.*"):
-        leftover.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from eyas.states.job import Job
 from eyas.states.layout import Captured, make_layout
 from eyas.states.shards import encode_row, shard_path, write_rows
 
+PLAN, FAULT = ".plan", ".fault"  # beside a shard; why it could not be written
 _RID = re.compile(r"([0-9a-f]+)-(\d+)-([0-9a-f]+)-(\d+)")
 
 
@@ -49,15 +50,6 @@ class ShardPlan:
     rows: tuple[PlannedRow, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a request's states belong."""
-
-    shard: Path
-    attempt: str
-    row: int
-
-
 def plan_of(job: Job, attempt: str, samples: Sequence[Sample]) -> ShardPlan:
     """Return the plan of a shard of these samples."""
     rows = (PlannedRow(id=s.id, length=len(s.input_ids), spans=s.spans) for s in samples)
@@ -78,8 +70,8 @@ def request_id(shard: Path, attempt: str, row: int) -> str:
     return f"{shard.parent.name}-{number}-{attempt}-{row}"
 
 
-def place_of(rid: str, store: Path) -> Place:
-    """Return where a request's states belong; `store` is the server's name for runtime.store.
+def place_of(rid: str, store: Path) -> tuple[Path, str, int]:
+    """Return shard, attempt and row of a request; `store` is the server's name for runtime.store.
 
     Raises: EyasError if the rid is not one of ours: it is never taken for a path.
     """
@@ -87,24 +79,14 @@ def place_of(rid: str, store: Path) -> Place:
     if not found:
         raise EyasError(f"rid: expected KEY-SHARD-ATTEMPT-ROW, got '{rid}'")
     key, number, attempt, row = found.groups()
-    return Place(shard=shard_path(store / key, int(number)), attempt=attempt, row=int(row))
-
-
-def plan_path(shard: Path) -> Path:
-    """Return where a shard's plan lies."""
-    return shard.with_suffix(".plan")
-
-
-def fault_path(shard: Path) -> Path:
-    """Return where the server says why a shard could not be written."""
-    return shard.with_suffix(".fault")
+    return shard_path(store / key, int(number)), attempt, int(row)
 
 
 def write_plan(shard: Path, plan: ShardPlan) -> None:
     """Write the plan, and remove what an earlier attempt left."""
-    for path in (shard.with_suffix(".json"), fault_path(shard)):
-        path.unlink(missing_ok=True)
-    write_json(plan_path(shard), dataclasses.asdict(plan))
+    for suffix in (".json", FAULT):
+        shard.with_suffix(suffix).unlink(missing_ok=True)
+    write_json(shard.with_suffix(PLAN), dataclasses.asdict(plan))
 
 
 def read_plan(shard: Path) -> ShardPlan:
@@ -112,7 +94,8 @@ def read_plan(shard: Path) -> ShardPlan:
 
     Raises: EyasError if it is missing or of another release.
     """
-    value = read_json(plan_path(shard), hint="does the server's EYAS_STORE name runtime.store?")
+    path = shard.with_suffix(PLAN)
+    value = read_json(path, hint="does the server's EYAS_STORE name runtime.store?")
     try:
         rows = tuple(
             PlannedRow(id=r["id"], length=r["length"], spans=tuple((a, b) for a, b in r["spans"]))
@@ -121,7 +104,7 @@ def read_plan(shard: Path) -> ShardPlan:
         return ShardPlan(**value | {"rows": rows, "layers": tuple(value["layers"])})
     except (KeyError, TypeError) as error:
         raise EyasError(
-            f"{plan_path(shard)}: not a plan ({error})",
+            f"{path}: not a plan ({error})",
             hint="client and server run different releases of eyas",
         ) from None
 

@@ -12,6 +12,7 @@ Source: sglang/srt/plugins, sglang/srt/managers/scheduler_components/batch_resul
 Legend: T tokens, L aux layers, D hidden size.
 """
 
+import functools
 import inspect
 import logging
 import os
@@ -25,7 +26,7 @@ from typing import Any
 
 from eyas.errors import EyasError
 from eyas.files import write_swiftly
-from eyas.states.handover import Assembly, Place, fault_path, place_of, read_plan
+from eyas.states.handover import FAULT, Assembly, place_of, read_plan
 from eyas.states.layout import Captured
 
 VERSIONS = ("0.5.23",)
@@ -56,21 +57,21 @@ class Inbox:
 
         Raises: EyasError if the shard's plan does not know such a row.
         """
-        place = place_of(rid, self._store)
-        assembly = self._assembly(place)
-        assembly.check(place.row, layers, ids, states)
-        self._queue.put((assembly, place.row, ids, states))
+        shard, attempt, row = place_of(rid, self._store)
+        assembly = self._assembly(shard, attempt)
+        assembly.check(row, layers, ids, states)
+        self._queue.put((assembly, row, ids, states))
 
-    def _assembly(self, place: Place) -> Assembly:
-        known = self._open.get(place.shard)
-        if known is None or known.plan.attempt != place.attempt:
-            plan = read_plan(place.shard)
-            if plan.attempt != place.attempt:
-                raise EyasError(f"{place.shard.name}: a row of an attempt that was given up")
-            known = self._open[place.shard] = Assembly(place.shard, plan)
-        self._open.move_to_end(place.shard)
-        for shard in [s for s, assembly in self._open.items() if assembly.done]:
-            del self._open[shard]
+    def _assembly(self, shard: Path, attempt: str) -> Assembly:
+        known = self._open.get(shard)
+        if known is None or known.plan.attempt != attempt:
+            plan = read_plan(shard)
+            if plan.attempt != attempt:
+                raise EyasError(f"{shard.name}: a row of an attempt that was given up")
+            known = self._open[shard] = Assembly(shard, plan)
+        self._open.move_to_end(shard)
+        for other in [s for s, assembly in self._open.items() if assembly.done]:
+            del self._open[other]
         while len(self._open) > _MOST_OPEN:
             self._open.popitem(last=False)
         return known
@@ -84,10 +85,13 @@ class Inbox:
                 log.exception("eyas: %s", assembly.shard)
                 assembly.done = True
                 words = f"{type(error).__name__}: {error}"
-                write_swiftly(fault_path(assembly.shard), words.encode())
+                write_swiftly(assembly.shard.with_suffix(FAULT), words.encode())
 
 
-_inbox: Inbox | None = None  # of this process: SGLang's hooks have no other place for it
+@functools.cache  # one in a process: SGLang's hooks have no other place for it
+def open_inbox() -> Inbox:
+    """Return this process's inbox."""
+    return Inbox(Path(os.environ[FOLDER]))
 
 
 def register() -> None:
@@ -158,14 +162,7 @@ def _take(req: Any, logits_output: Any, rows: slice) -> None:
     # Copies, in any case: buffers are used again by the next forward pass.
     final_TD = final[rows].detach().to("cpu", copy=True)
     aux_TLD = aux[rows].detach().to("cpu", copy=True).unflatten(-1, (-1, final_TD.shape[-1]))
-    _open_inbox().put(req.rid, layers, ids, Captured(aux_TLD=aux_TLD, final_TD=final_TD))
-
-
-def _open_inbox() -> Inbox:
-    global _inbox
-    if _inbox is None:
-        _inbox = Inbox(Path(os.environ[FOLDER]))
-    return _inbox
+    open_inbox().put(req.rid, layers, ids, Captured(aux_TLD=aux_TLD, final_TD=final_TD))
 
 
 def _refuse(req: Any, message: str) -> None:

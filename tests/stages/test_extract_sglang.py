@@ -377,7 +377,9 @@ def test_layer_ids_follow_the_rule_of_the_targets_class() -> None:
     capture_sglang.check_layer_rule("llama", (2, 30, 58))
     with pytest.raises(EyasError, match=r"expected 1 first for kimi_k25, got \[2, 30, 58\]"):
         capture_sglang.check_layer_rule("kimi_k25", (2, 30, 58))
-    with pytest.raises(EyasError, match="got 'gpt2'\n  hint: read set_eagle3_layers_to_capture"):
+    with pytest.raises(
+        EyasError, match="'gpt2' is not known\n  hint: see its set_eagle3_layers_to_capture"
+    ):
         capture_sglang.check_layer_rule("gpt2", (1, 3, 4))
 
 

@@ -3,7 +3,7 @@
 States never come here: the server's plugin (states/sglang_plugin.py) writes each shard into the
 store, which both sides see. Here rows are sent, a batch of like lengths each request, two under
 way; settings, lengths, ids and the target's own choice are checked before a shard counts.
-Source: SGLang 0.5.23, POST /generate, GET /server_info, GET /health.
+Source: SGLang 0.5.23, POST /generate, GET /server_info.
 
 Legend: T tokens, D hidden size, V vocabulary.
 """
@@ -35,15 +35,8 @@ from eyas.states.target import load_head
 # How a model class of SGLang reads explicit layer ids (set_eagle3_layers_to_capture), by the
 # model_type in config.json: the output of layer i has the id i; or that holds if the first is 1,
 # while other lists name inputs and so would have to be one higher.
-_IDS_ARE_OUTPUTS, _IDS_ARE_OUTPUTS_IF_FIRST_IS_1 = "outputs", "outputs if the first is 1"
-LAYER_RULES = {
-    **dict.fromkeys(("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), _IDS_ARE_OUTPUTS),
-    **dict.fromkeys(("gpt_oss", "glm4_moe", "apertus"), _IDS_ARE_OUTPUTS),
-    **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25", "glm4_moe_lite"),
-        _IDS_ARE_OUTPUTS_IF_FIRST_IS_1,
-    ),
-}
+IDS_ARE_OUTPUTS = ("llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_oss", "glm4_moe")
+IDS_ARE_OUTPUTS_IF_FIRST_IS_1 = ("deepseek_v2", "deepseek_v3", "kimi_k2", "kimi_k25")
 _UNDER_WAY = 2  # requests: one runs, one waits in the server's queue
 _ATTEMPTS = 3
 _TIMEOUT_S = 1800.0  # of one request
@@ -75,22 +68,21 @@ class SGLang:
         self._patience_s = patience_s  # for a server that is gone to come back
         self.seconds = {"fetch": 0.0, "write": 0.0}
         check_layer_rule(job.model_type, job.layers)
-        self._await_health()
-        check_server(self.url, fetch(f"{self.url}/server_info", None), job)
+        self._await_server()
 
     def make_shard(
         self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
     ) -> None:
         """Send the samples and see that their shard is written; `advance` hears of tokens.
 
-        A server that is gone is waited for, and the shard begun again.
+        A server that is gone is waited for and looked at anew, and the shard begun again.
         """
         for _ in range(_ATTEMPTS - 1):
             try:
                 return self._attempt(path, samples, advance)
             except NoAnswerError as error:
                 log.warning("%s; %s is sent again", error, path.name)
-                self._await_health()
+                self._await_server()
         return self._attempt(path, samples, advance)
 
     def agreement(self, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
@@ -172,17 +164,17 @@ class SGLang:
             path.with_suffix(".json").unlink(missing_ok=True)
             raise EyasError(f"{path}: other token ids than were sent")
 
-    def _await_health(self) -> None:
+    def _await_server(self) -> None:
         until = time.monotonic() + self._patience_s
         while True:
             try:
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-                return
-            except OSError as error:
+                info = fetch(f"{self.url}/server_info", None)
+                return check_server(self.url, info, self._job)
+            except NoAnswerError as error:
                 if time.monotonic() > until:
                     raise EyasError(
                         f"{self.url}: no server ({error})",
-                        hint="start it (conf/extract), or mend runtime.extract.servers",
+                        hint="start it (docs/extraction.md), or mend runtime.extract.servers",
                     ) from None
             time.sleep(1.0)
 
@@ -213,14 +205,12 @@ def check_layer_rule(model_type: str, layers: Sequence[int]) -> None:
 
     Raises: EyasError for a class whose rule is not known, or other ids than its rule allows.
     """
-    rule = LAYER_RULES.get(model_type)
-    if rule is None:
+    if model_type not in IDS_ARE_OUTPUTS + IDS_ARE_OUTPUTS_IF_FIRST_IS_1:
         raise EyasError(
-            f"extract.backend: sglang: expected a model_type of {', '.join(LAYER_RULES)}, "
-            f"got '{model_type}'",
-            hint="read set_eagle3_layers_to_capture of its class, then add it to LAYER_RULES",
+            f"extract.backend: sglang: the class of model_type '{model_type}' is not known",
+            hint="see its set_eagle3_layers_to_capture, then name it in states/capture_sglang.py",
         )
-    if rule == _IDS_ARE_OUTPUTS_IF_FIRST_IS_1 and layers[0] != 1:
+    if model_type in IDS_ARE_OUTPUTS_IF_FIRST_IS_1 and layers[0] != 1:
         raise EyasError(f"extract.layers: expected 1 first for {model_type}, got {list(layers)}")
 
 

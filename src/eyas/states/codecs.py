@@ -38,11 +38,6 @@ class StateCodec:
     decode: Callable[[Parts, int], torch.Tensor]  # of parts and D: float32, the encoded shape
 
 
-def encode_fp32(states: torch.Tensor) -> Parts:
-    """Keep the values."""
-    return {"values": states.float()}
-
-
 def encode_bf16(states: torch.Tensor) -> Parts:
     """Round to bfloat16."""
     return {"values": states.to(torch.bfloat16)}
@@ -75,7 +70,9 @@ def decode_fp8(parts: Parts, _width: int) -> torch.Tensor:
 _CODECS = {
     codec.name: codec
     for codec in (
-        StateCodec(name="fp32", label="fp32", encode=encode_fp32, decode=decode_wide),
+        StateCodec(
+            name="fp32", label="fp32", encode=lambda s: {"values": s.float()}, decode=decode_wide
+        ),
         StateCodec(name="bf16", label="bf16", encode=encode_bf16, decode=decode_wide),
         StateCodec(name="fp8", label="fp8/1", encode=encode_fp8, decode=decode_fp8),
         StateCodec(name="int4", label="int4/1", encode=int4.encode, decode=int4.decode),

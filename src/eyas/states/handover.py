@@ -44,9 +44,7 @@ class ShardPlan:
     attempt: str  # hex; rows of an earlier attempt are refused
     layers: tuple[int, ...]
     hidden_size: int
-    codec: str
-    final_codec: str
-    final_rows: str
+    layout: tuple[str, str, str]  # codec, final_codec, final_rows
     rows: tuple[PlannedRow, ...]
 
 
@@ -57,9 +55,7 @@ def plan_of(job: Job, attempt: str, samples: Sequence[Sample]) -> ShardPlan:
         attempt=attempt,
         layers=job.layers,
         hidden_size=job.hidden_size,
-        codec=job.settings.codec,
-        final_codec=job.settings.final_codec,
-        final_rows=job.settings.final_rows,
+        layout=(job.settings.codec, job.settings.final_codec, job.settings.final_rows),
         rows=tuple(rows),
     )
 
@@ -114,7 +110,7 @@ class Assembly:
 
     def __init__(self, shard: Path, plan: ShardPlan) -> None:
         self.shard, self.plan, self.done = shard, plan, False
-        self._layout = make_layout(plan.codec, plan.final_codec, plan.final_rows)
+        self._layout = make_layout(*plan.layout)
         self._rows: dict[int, tuple[Sequence[int], Parts]] = {}
 
     def check(self, row: int, layers: Sequence[int], ids: Sequence[int], states: Captured) -> None:

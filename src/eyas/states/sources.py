@@ -61,13 +61,11 @@ def hub_folder(repo: str, revision: str, *, head_only: bool = False) -> Path:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
 
     try:
-        if not head_only:
-            return fetch([*_HUB_PATTERNS, _HUB_WEIGHTS])
-        folder = fetch(list(_HUB_PATTERNS))
-        if not (folder / INDEX).is_file():
-            return fetch([*_HUB_PATTERNS, _HUB_WEIGHTS])
-        keys, where = head_keys(folder, read_json(folder / "config.json")), weight_map(folder)
-        return fetch([*_HUB_PATTERNS, *(where[key].name for key in keys)])
+        folder, weights = fetch(list(_HUB_PATTERNS)), [_HUB_WEIGHTS]
+        if head_only and (folder / INDEX).is_file():
+            where = weight_map(folder)
+            weights = [where[k].name for k in head_keys(folder, read_json(folder / "config.json"))]
+        return fetch(weights)
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         reason = str(error).splitlines()[0]
         raise EyasError(

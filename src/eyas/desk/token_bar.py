@@ -15,47 +15,39 @@ log = logging.getLogger("eyas")
 @contextmanager
 def token_bar(stage: str, total: int) -> Generator[Callable[[int], None], None, None]:
     """Show tokens done, rate and time left: a bar on a terminal, else a line now and then."""
-    status, started = Status(stage), time.monotonic()
-    done = 0
-
-    def tell(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        now = time.monotonic()
-        if status.due(now):
-            rate = done / max(now - started, 1e-9)
-            facts = {"done": done, "total": total, "unit": "tokens", "tokens_per_s": round(rate, 1)}
-            eta_s = round((total - done) / rate, 1) if done else None
-            status.tell("run", facts | {"eta_s": eta_s})
-
+    status, started, done = Status(stage), time.monotonic(), 0
     with (_bar if sys.stderr.isatty() else _lines)(stage, total) as show:
 
         def advance(tokens: int) -> None:
-            tell(tokens)
-            show(tokens)
+            nonlocal done
+            done += tokens
+            now = time.monotonic()
+            rate = done / max(now - started, 1e-9)
+            if status.due(now):
+                facts = {"done": done, "total": total, "unit": "tokens"}
+                eta_s = round((total - done) / rate, 1) if done else None
+                status.tell("run", facts | {"tokens_per_s": round(rate, 1), "eta_s": eta_s})
+            show(done, rate)
 
         yield advance
 
 
 @contextmanager
-def _lines(stage: str, total: int) -> Generator[Callable[[int], None], None, None]:
-    started = last = time.monotonic()
-    done = 0
+def _lines(stage: str, total: int) -> Generator[Callable[[int, float], None], None, None]:
+    last = time.monotonic()
 
-    def advance(tokens: int) -> None:
-        nonlocal done, last
-        done += tokens
+    def show(done: int, rate: float) -> None:
+        nonlocal last
         now = time.monotonic()
         if done and now - last >= _LOG_EVERY_S:
-            last, rate = now, done / (now - started)
-            left_s = (total - done) / rate
+            last, left_s = now, (total - done) / rate
             log.info("%s: %d of %d tokens, %.0f/s, %.0f s left", stage, done, total, rate, left_s)
 
-    yield advance
+    yield show
 
 
 @contextmanager
-def _bar(stage: str, total: int) -> Generator[Callable[[int], None], None, None]:
+def _bar(stage: str, total: int) -> Generator[Callable[[int, float], None], None, None]:
     from rich import progress
     from rich.console import Console
 
@@ -68,10 +60,4 @@ def _bar(stage: str, total: int) -> Generator[Callable[[int], None], None, None]
     )
     with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(stage, total=total, rate=0.0)
-        started = time.monotonic()
-
-        def advance(tokens: int) -> None:
-            done = bar.tasks[task].completed + tokens
-            bar.update(task, completed=done, rate=done / (time.monotonic() - started))
-
-        yield advance
+        yield lambda done, rate: bar.update(task, completed=done, rate=rate)

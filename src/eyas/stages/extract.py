@@ -77,7 +77,7 @@ def work(params: Params) -> Report:
         "shards_written": len(missing),
         "shards_reused": len(job.runs) - len(missing),
         "teacher_argmax_agreement": round(read_json(job.folder / CHECKED)["agreement"], 5),
-        **{f"{name}_share": round(s / sum(seconds.values()), 3) for name, s in seconds.items()},
+        **{f"{n}_share": round(s / (sum(seconds.values()) or 1), 3) for n, s in seconds.items()},
     }
     summary = (
         f"{len(job.samples)} samples, {tokens:,} tokens, {size / 1e6:,.0f} MB, {len(job.runs)} "
@@ -135,13 +135,8 @@ def make_shards(
     params: Params, job: Job, extract: ExtractRuntime, missing: Sequence[int]
 ) -> dict[str, float]:
     """Make the missing shards with as many workers as asked; return the seconds by kind of work."""
-    servers = extract.servers if job.settings.backend == "sglang" else (None,)
-    if not servers:
-        raise EyasError(
-            "runtime.extract.servers: expected addresses of SGLang servers, got none",
-            hint="start them with the flags in conf/extract, e.g. for kimi_k2_5_8gpu",
-        )
-    workers = [server for server in servers for _ in range(extract.workers)]
+    servers = extract.servers if job.settings.backend == "sglang" else ()
+    workers = [server for server in servers or (None,) for _ in range(extract.workers)]
     waiting = set(missing)
     with token_bar("extract", sum(map(job.tokens, missing))) as advance:
         if len(workers) == 1:
@@ -186,7 +181,12 @@ def make_backend(job: Job, runtime: Runtime, server: str | None) -> Transformers
     """Load the target, or reach the server that has it."""
     extract = runtime.extract
     if job.settings.backend == "sglang":
-        url = server or next(iter(extract.servers), "runtime.extract.servers")
+        if not extract.servers:
+            raise EyasError(
+                "runtime.extract.servers: expected addresses of SGLang servers, got none",
+                hint="start them with the flags in docs/extraction.md",
+            )
+        url = server or extract.servers[0]
         return SGLang(url, TARGET, job, patience_s=extract.patience_s)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     torch.set_num_threads(runtime.threads or max(1, cores // extract.workers))
@@ -244,8 +244,9 @@ def check_teacher(job: Job, backend: Transformers | SGLang, number: int) -> None
     reader = store.Store(manifest, job.folder.parent)
     agreed = seen = 0
     for sample in manifest.samples:
-        states = reader.read(sample.id)
-        same, of = backend.agreement(states.input_ids.tolist(), states.final_TD)
+        states = reader.read(sample.id)  # of a long one, a prefix: its logits fill a GPU
+        ids = states.input_ids[:_CHECK_TOKENS].tolist()
+        same, of = backend.agreement(ids, states.final_TD[:_CHECK_TOKENS])
         agreed += same
         seen += of
         if seen >= _CHECK_TOKENS:

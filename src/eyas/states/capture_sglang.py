@@ -118,11 +118,10 @@ class SGLang:
         def send(group: list[int]) -> None:
             rids = [request_id(path, attempt, row) for row in group]
             self._send([samples[row] for row in group], rids)
-            advance(sum(len(samples[row].input_ids) for row in group))
 
         with ThreadPoolExecutor(_UNDER_WAY) as pool:
-            for reply in [pool.submit(send, group) for group in groups]:
-                reply.result()
+            for group, _ in zip(groups, pool.map(send, groups), strict=True):
+                advance(sum(len(samples[row].input_ids) for row in group))
         sent = time.monotonic()
         self._await_shard(path, samples)
         self.seconds["fetch"] += sent - started

@@ -127,7 +127,9 @@ def transformers_lines(tree: dict[str, Any]) -> Iterator[dict[str, object]]:
     yield {"what": "transformers", **compare_speed(job, backend, bare, time.process_time)}
     report = extract.work(params)
     yield {"what": "extract", "backend": "transformers", **report.metrics}
-    ids = sorted((list(s.input_ids) for s in job.samples), key=len)[:: len(job.samples) // 6]
+    ids = sorted((list(s.input_ids) for s in job.samples), key=len)[
+        :: max(1, len(job.samples) // 6)
+    ]
     together = capture(model, ids, job.layers)
     alone = [capture(model, [row], job.layers)[0] for row in ids]
     worst = max(

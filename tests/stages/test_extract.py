@@ -7,6 +7,7 @@ import torch
 
 from eyas.desk import token_bar
 from eyas.desk.params import Params, read_params
+from eyas.desk.workers import alongside
 from eyas.drafter.packing import number_replies, predictions
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
@@ -149,6 +150,17 @@ def test_two_workers_make_the_bytes_that_one_makes(home: Path) -> None:
     report = extract.work(params(workers=2))
     assert report.metrics["shards_written"] == 3
     assert 0 < report.metrics["compute_share"] < 1
+    assert contents(home) == whole
+
+
+@pytest.mark.slow
+def test_two_runs_over_one_store_share_its_shards(home: Path) -> None:
+    extract.work(params())
+    whole = contents(home)
+    for name in whole:
+        (home / name).unlink()
+    reports = alongside(extract.work, [(params(),), (params(),)], lambda: None)
+    assert [report.metrics["rows_out"] for report in reports] == [7, 7]
     assert contents(home) == whole
 
 

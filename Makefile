@@ -58,8 +58,9 @@ $(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock pyproject.toml
 	$(VENV)/bin/uv pip install -q --python $(SGLANG) --no-deps -e .
 	touch $@
 
-test-sglang: $(VENV)/.run $(SGLANG)/.ready ## a real SGLang serves the drafter of `make run`, else a tiny one: lossless, same acceptance
+test-sglang: $(VENV)/.dev $(SGLANG)/.ready ## a real SGLang serves the drafter of `make run`, else a tiny one, and captures states: all as here
 	python benchmarks/serve_sglang.py $(if $(wildcard models/export/config.json),--folder .,--tiny)
+	pytest tests/test_sglang_extract.py
 
 fast: $(VENV)/.dev ## the fast tests only
 	pytest -m "not slow"

@@ -37,7 +37,7 @@ def test_a_row_tells_type_value_and_meaning_and_who_reads_it() -> None:
 
 
 def test_the_comment_in_conf_wins_over_that_of_the_class() -> None:
-    assert describe(Extract)["codec"] == "of the layers' states: bf16 | fp8 | int4"
+    assert describe(Extract)["codec"] == "of the layers' states: fp32 | bf16 | fp8 | int4"
     assert r"bf16 (exact) \| fp8 (a half) \| int4 (a quarter) |" in render("extract")
     assert set(describe(Validate)) == set(Validate.__slots__)
 

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from eyas.desk.options import describe, render
+from eyas.errors import EyasError
 from eyas.settings import Extract, Validate
 
 PAGE = Path("docs/options.md")
@@ -45,3 +48,5 @@ def test_the_comment_in_conf_wins_over_that_of_the_class() -> None:
 def test_one_section_alone_has_what_is_inside_it_too() -> None:
     found = re.findall(r"^## (.+)$", render("runtime"), flags=re.MULTILINE)
     assert found == ["runtime", "runtime.connection", "runtime.train"]
+    with pytest.raises(EyasError, match="no section 'nosuch'"):
+        render("nosuch")

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from eyas.desk.options import describe, render
+from eyas.errors import EyasError
 from eyas.settings import Extract, Validate
 
 PAGE = Path("docs/options.md")

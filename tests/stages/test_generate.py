@@ -163,9 +163,9 @@ def test_resume_sends_no_request_for_stored_rows_and_starts_no_server(
     assert (metrics["new_cost_usd"], metrics["usd_per_mtok_new"]) == (0, 0)
 
 
-def lock_answers(*, endpoint: str, digest: str) -> None:
+def lock_answers(*, endpoint: str, digest: str, size: int = 1) -> None:
     """Write a dvc.lock that names the answers of an earlier run."""
-    out = {"path": OUT.as_posix(), "md5": digest}
+    out = {"path": OUT.as_posix(), "md5": digest, "size": size}
     ran = {"outs": [out], "params": {"params.yaml": {"endpoint": {"name": endpoint}}}}
     Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"generate@chat": ran}}))
 
@@ -212,6 +212,22 @@ def test_paid_answers_that_are_not_here_are_not_bought_again(
     lock_answers(endpoint="local", digest="abcdef")  # another endpoint's: nothing is bought twice
     with pytest.raises(EyasError, match="EYAS_TEST_KEY: expected the API key"):
         work(tree)
+
+
+def test_a_journal_that_holds_what_dvc_has_lost_is_enough_and_a_smaller_one_is_not(
+    tree: dict[str, Any], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(PROMPTS, prompts(2))
+    work(tree)
+    size = OUT.stat().st_size
+    OUT.unlink()
+    cache_as_dvc(monkeypatch)
+    openrouter(tree)
+    tree["generate"]["temperature"] = 0.1
+    for more, words in ((0, "expected the API key"), (1, "names answers of openrouter")):
+        lock_answers(endpoint="openrouter", digest="abcdef", size=size + more)
+        with pytest.raises(EyasError, match=words):
+            work(tree)
 
 
 def test_new_prompts_and_samples_are_asked_and_the_old_ones_are_not(

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from eyas.desk.params import CONF_FOLDER, all_sections, check, compose
+from eyas.errors import EyasError
 
 HEAD = """# Options
 
@@ -25,11 +26,14 @@ Made by `make options` from `src/eyas/settings.py` and `conf/`; a test keeps it 
 (`python -m eyas.stages.train train.lr=1e-4`). An option that is unknown, missing or of another type
 is an error that names it. The values are those of the default run; `DS` stands for a data set.
 """
-_COMMENT = re.compile(r"^(?P<indent> *)(?P<key>[\w]+):(?:.*?)\s#\s(?P<text>.+)$")
+_COMMENT = re.compile(r"^(\w+):.*?\s#\s(.+)$", flags=re.MULTILINE)
 
 
 def render(section: str = "") -> str:
-    """Return the tables as Markdown: all of them, or those whose path begins with `section`."""
+    """Return the tables as Markdown: all of them, or those whose path begins with `section`.
+
+    Raises: EyasError if there is no such section.
+    """
     params = check(compose())
     _, *others = (f"datasets.{name}" for name in params.value("datasets"))
     tables = [
@@ -39,6 +43,8 @@ def render(section: str = "") -> str:
         for name, text in _tables(path, kind, params.value(path))
         if name.startswith(section)
     ]
+    if not tables:
+        raise EyasError(f"no section '{section}'", hint="see `eyas options`, lines with ##")
     head = [] if section else [HEAD.rstrip(), _groups()]
     return "\n\n".join([*head, *(text for _, text in tables)]) + "\n"
 
@@ -46,9 +52,8 @@ def render(section: str = "") -> str:
 def describe(kind: type) -> dict[str, str]:
     """Return what the comment beside each field of a settings class says."""
     found: dict[str, str] = {}
-    source = inspect.getsource(kind)
     names = {f.name for f in dataclasses.fields(kind)}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline):
         name = token.line.strip().partition(":")[0]
         if token.type == tokenize.COMMENT and name in names:
             found[name] = token.string.removeprefix("#").strip()
@@ -106,9 +111,7 @@ def _type(hint: Any) -> str:
 def _conf_comments(path: str) -> dict[str, str]:
     """Return the comments beside the keys of a section's own file in conf/."""
     file = CONF_FOLDER / path / "default.yaml"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-    matches = (_COMMENT.match(line) for line in lines)
-    return {m["key"]: m["text"] for m in matches if m and not m["indent"]}
+    return dict(_COMMENT.findall(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
 def _readers(name: str) -> str:

@@ -1,7 +1,6 @@
 """Serve the market of a simulation file in this process.
 
-Reads: conf/simulation/*.yaml, models/target (--codec).
-Run: eyas serve --simulate conf/simulation/default.yaml.
+Reads: conf/simulation/*.yaml, models/target (--codec). Run: eyas serve --simulate FILE.
 """
 
 import asyncio

@@ -30,5 +30,4 @@ def states_remote(url: str | None = None) -> tuple[str, dict[str, str]]:
         )
     address = url or f"{config[f'{head}.url'].rstrip('/')}/states"
     named = {key: config.get(f"{head}.{name}") for name, key in _OPTIONS.items()}
-    is_s3 = address.startswith("s3://")
-    return address, {key: value for key, value in named.items() if value and is_s3}
+    return address, {k: v for k, v in named.items() if v and address.startswith("s3://")}

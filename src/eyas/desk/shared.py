@@ -21,28 +21,29 @@ from eyas.records import Response
 log = logging.getLogger("eyas")
 
 
-def take_shared(jobs: Sequence[Job], journal: Journal, wish: Wish, out: Path) -> int:
-    """Write answers that are known here but not held into the journal; return how many.
+def take_shared(jobs: Sequence[Job], journal: Journal, wish: Wish, out: Path) -> None:
+    """Write answers that are known here but not held into the journal.
 
     Raises: EyasError if dvc.lock names paid answers that are not here: they would be bought again.
     """
     if all(job.fingerprint in journal.books.entries for job in jobs):
-        return 0
+        return
     stage = locked_stage(f"generate@{out.stem}", LOCK)
-    md5 = {entry["path"]: entry["md5"] for entry in stage.get("outs", [])}.get(out.as_posix())
+    locked = {entry["path"]: entry for entry in stage.get("outs", [])}.get(out.as_posix(), {})
+    md5 = locked.get("md5")
     cached = _cache_folder() / "files/md5" / md5[:2] / md5[2:] if md5 else None
-    if cached and not (cached.is_file() or out.is_file() or journal.books.entries):
-        _check_not_paid(stage, wish, out)
-    taken = 0
+    if cached and not (cached.is_file() or out.is_file()):
+        held_bytes = (journal.folder / "responses.jsonl").stat().st_size
+        if held_bytes < locked["size"]:  # a journal has at least what was written from it
+            _check_not_paid(stage, wish, out)
+    held = len(journal.books.entries)
     for path in filter(None, (out, cached)):
         hint = f"remove it; `dvc checkout {out}` restores it"
         for response in iter_records(path, Response, hint=hint) if path.is_file() else ():
             if response.fingerprint not in journal.books.entries:
                 journal.write("responses", dataclasses.asdict(response))
-                taken += 1
-    if taken:
+    if taken := len(journal.books.entries) - held:
         log.info("%d answers of %s were not in %s and are taken over", taken, out, journal.folder)
-    return taken
 
 
 def _check_not_paid(stage: dict[str, Any], wish: Wish, out: Path) -> None:

@@ -33,6 +33,12 @@ class Moved:
     size_bytes: int = 0
     there_already: int = 0
 
+    def count(self, shard: Shard) -> None:
+        """Count and tell a shard that was copied."""
+        self.shards += 1
+        self.size_bytes += shard.size_bytes
+        log.info("%s: copied and verified, %d bytes", shard.name, shard.size_bytes)
+
     def __str__(self) -> str:
         """Return the line for the reader."""
         return (
@@ -57,15 +63,14 @@ def push(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> 
             if fault := shard_fault(path, shard):
                 raise EyasError(fault, hint=HINT)
             _put(fs, path, there)
-            _count(moved, shard)
+            moved.count(shard)
     return moved
 
 
 def pull(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> Moved:
     """Fetch the manifest's shards from `url` into `folder`, where intact ones are kept.
 
-    Raises: EyasError for a shard that is missing or altered there, a full disk, or a `url` out of
-        reach; what has been fetched before stays.
+    Raises: EyasError for a shard missing or altered there, a full disk, or a `url` out of reach.
     """
     index, moved = read_manifest(manifest), Moved()
     home = folder / index.meta.key
@@ -85,7 +90,7 @@ def pull(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> 
                 )
             part.replace(home / shard.name)
             write_json((home / shard.name).with_suffix(".json"), dataclasses.asdict(shard))
-            _count(moved, shard)
+            moved.count(shard)
     return moved
 
 
@@ -106,12 +111,6 @@ def _size(fs: Any, there: str) -> int | None:
         return fs.info(there)["size"]
     except FileNotFoundError:
         return None
-
-
-def _count(moved: Moved, shard: Shard) -> None:
-    moved.shards += 1
-    moved.size_bytes += shard.size_bytes
-    log.info("%s: copied and verified, %d bytes", shard.name, shard.size_bytes)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang
+.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang remote push pull options
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -26,6 +26,10 @@ $(VENV)/.run: requirements/torch.txt requirements/base.lock requirements/data.lo
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt -r requirements/uv.txt
 	$(VENV)/bin/uv pip install -q -r requirements/base.lock
 	$(VENV)/bin/uv pip install -q --no-deps -r requirements/data.lock -e .
+	touch $@
+
+$(VENV)/.s3: $(VENV)/.run requirements/s3.lock
+	$(VENV)/bin/uv pip install -q -r requirements/s3.lock
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.lock
@@ -69,6 +73,19 @@ check: $(VENV)/.dev ## format, lint, types, parameters in step
 	pyrefly check
 	eyas params --check
 
+remote: $(VENV)/.run $(if $(filter s3://%,$(TO)),$(VENV)/.s3) ## where the team's data lies: TO=/mnt/team/eyas, or TO=s3://bucket/prefix [ENDPOINT=https://...]
+	@test -n "$(TO)" || { echo "make: where? make remote TO=/mnt/team/eyas, or TO=s3://bucket/prefix"; exit 1; }
+	dvc remote add -q -d -f team "$(TO)"
+	@test -z "$(ENDPOINT)" || dvc remote modify -q team endpointurl "$(ENDPOINT)"
+
+push: $(VENV)/.run ## data, answers, drafter and hidden states to the remote
+	dvc push
+	eyas store push
+
+pull: $(VENV)/.run ## the same from the remote
+	dvc pull
+	eyas store pull
+
 rehearse: $(VENV)/.run ## the Kimi project's whole spend against a simulated market, in compressed time
 	python benchmarks/rehearse.py
 
@@ -84,9 +101,13 @@ plan: $(VENV)/.run ## what the configured run would take: requests, tokens, doll
 status: $(VENV)/.run ## the stages at work
 	eyas status
 
+options: $(VENV)/.run ## docs/options.md anew, from src/eyas/settings.py and conf/
+	eyas options > docs/.options.md && mv docs/.options.md docs/options.md
+
 lock: $(VENV)/.run ## resolve requirements/*.in again
-	cd requirements && for name in base dev bench; do \
-	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in $$( [ $$name = base ] || echo $$name.in ) -o $$name.lock; done
+	cd requirements && for name in base s3 "s3 dev" bench; do \
+	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in \
+	    $$( [ "$$name" = base ] || printf '%s.in ' $$name ) -o $${name##* }.lock; done
 	cd requirements && for name in data sglang; do \
 	  uv pip compile -q --no-deps --no-header --no-annotate --generate-hashes $$name.in -o $$name.lock; done
 

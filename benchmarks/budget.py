@@ -34,9 +34,13 @@ class StopAtCounter(Budget):
 class ReserveAll(Budget):
     """Reserve max_tokens for every request in flight."""
 
-    def _reserve(self, in_flight: int, caps: int) -> float:
-        del in_flight
+    def _reserve(self, more: int, caps: int) -> float:
+        del more
         return caps
+
+    def _is_full(self, limit_tokens: int) -> bool:
+        del limit_tokens
+        return False
 
 
 POLICIES = {"eyas": Budget, "stop_at_counter": StopAtCounter, "reserve_max_tokens": ReserveAll}

@@ -153,7 +153,7 @@ async def go(
     client = Client(
         url, key="sk-bench", connections=max(plan.concurrency.values()), timeout_s=plan.patience_s
     )
-    tally = Tally(total=len(jobs), resumed=0, budget_tokens=common.generate.budget_tokens)
+    tally = Tally(total=len(jobs), resumed=0)
     limits = limits or Limits(common.generate, None)
     screen = Console(file=io.StringIO())
     with Journal(folder / "journal") as journal:

@@ -33,14 +33,9 @@ from sglang_probe import probe_of
 
 from eyas.desk.params import PARAMS_FILE, Params, compose, read_params
 from eyas.drafter import acceptance as ac
+from eyas.drafter import served
 from eyas.drafter.config import load_config
-from eyas.drafter.export import (
-    WEIGHTS,
-    check_tensors,
-    read_tensors,
-    served_tensors,
-    write_export,
-)
+from eyas.drafter.export import read_export, served_tensors, write_export
 from eyas.drafter.heldout import Decoding, HeldOut, decode_all
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.verifier import Target
@@ -137,8 +132,7 @@ def decode_here(num_prompts: int, max_new_tokens: int, scratch: Path) -> Referen
     sources = params.section("merge.sources", tuple[str, ...])
     prompts = spread(evaluate.read_prompts(sources, settings), num_prompts)
     rendered = [(p, codec.render_prompt(p.messages, p.tools)) for p in prompts]
-    tensors = read_tensors(evaluate.EXPORT / WEIGHTS)
-    check_tensors(tensors, config, str(evaluate.EXPORT / WEIGHTS))
+    tensors = read_export(evaluate.EXPORT, config)
     model = load_model(evaluate.TARGET)
     embed_VD = model.get_input_embeddings().weight.detach()
     probe = served_tensors(probe_of(tensors))
@@ -187,16 +181,16 @@ def replay_all(
     ]
 
 
-def decode_there(reference: Reference, drafter: Path) -> tuple[list[sglang.Reply], dict[str, Any]]:
+def decode_there(reference: Reference, drafter: Path) -> tuple[list[served.Reply], dict[str, Any]]:
     """Let a server decode the same prompts; return its replies, and facts about it."""
     began_s = time.monotonic()
     target, num_drafts = evaluate.TARGET.resolve(), reference.num_drafts
     with sglang.serving(target, drafter, num_drafts=num_drafts, log=LOG) as url:
         ready_s = time.monotonic()
         prompts = [path.prompt for path in reference.paths]
-        replies = sglang.ask_all(url, prompts, **reference.decoding)
+        replies = served.ask_all(url, prompts, **reference.decoding)
         done_s = time.monotonic()
-        info = sglang.server_info(url)
+        info = served.server_info(url)
     if (algorithm := info["speculative_algorithm"]) != "EAGLE3":
         raise EyasError(f"the server drafts by {algorithm}, expected EAGLE3")
     return replies, {
@@ -223,7 +217,7 @@ def about(reference: Reference) -> dict[str, Any]:
 
 
 def compare(
-    paths: Sequence[HeldOut], replays: Sequence[ac.Verified], replies: Sequence[sglang.Reply]
+    paths: Sequence[HeldOut], replays: Sequence[ac.Verified], replies: Sequence[served.Reply]
 ) -> dict[str, Any]:
     """Return a drafter's figures: ids, and both acceptance lengths by our convention.
 
@@ -254,7 +248,7 @@ def compare(
 
 
 def differences(
-    paths: Sequence[HeldOut], replies: Sequence[sglang.Reply]
+    paths: Sequence[HeldOut], replies: Sequence[served.Reply]
 ) -> list[dict[str, float | int | str]]:
     """Return where replies leave plain decoding, and how near a tie of two logits was there."""
     found = []

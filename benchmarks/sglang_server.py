@@ -1,25 +1,21 @@
-"""A real SGLang on the CPU, with a drafter: started, asked for greedy replies, stopped.
+"""A real SGLang on the CPU, with a drafter: started and stopped; eyas.drafter.served asks it.
 
 Runs out of an environment of its own (.venv-sglang, made by `make test-sglang`), with the stand-ins
 of benchmarks/sglang_cpu on its path. Drafts are chains, weights float32.
-Source: SGLang 0.5.23 launch flags; docs: `meta_info` of POST /generate, GET /server_info.
+Source: SGLang 0.5.23 launch flags.
 """
 
 import contextlib
-import json
 import os
 import signal
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Generator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
+from eyas.drafter.served import IN_FLIGHT
 from eyas.errors import EyasError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +23,7 @@ PYTHON = ROOT / ".venv-sglang/bin/python"
 STAND_INS = ROOT / "benchmarks/sglang_cpu"
 START_S = 600
 STOP_S = 20
-MAX_RUNNING = 16
+MAX_RUNNING = IN_FLIGHT
 MAX_TOKENS = 16_384  # places of the cache, all requests together
 _LOG_LINES = 15
 # Two attentions by name: given as one flag, SGLang finds no AMX kernels and takes a backend that
@@ -54,14 +50,6 @@ _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",
     "PYTHONPATH": str(STAND_INS),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What the server answered; no verification where the prefill was enough."""
-
-    ids: tuple[int, ...]
-    verifications: int
 
 
 @contextlib.contextmanager
@@ -125,45 +113,3 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
-
-
-def ask_all(
-    url: str, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, stop_ids: Sequence[int]
-) -> list[Reply]:
-    """Send all prompts as ids, at most as many at once as the server runs; replies in order."""
-    sampling = {
-        "temperature": 0,
-        "max_new_tokens": max_new_tokens,
-        "stop_token_ids": list(stop_ids),
-    }
-
-    def ask(ids: Sequence[int]) -> Reply:
-        body = {"input_ids": list(ids), "sampling_params": sampling}
-        return reply_of(_fetch(f"{url}/generate", body))
-
-    with ThreadPoolExecutor(MAX_RUNNING) as pool:
-        return list(pool.map(ask, prompts))
-
-
-def reply_of(answer: dict[str, Any]) -> Reply:
-    """Return ids and counts; the counts are left out of an answer without a verification."""
-    meta = answer["meta_info"]
-    return Reply(
-        ids=tuple(answer["output_ids"]),
-        verifications=meta.get("spec_verify_ct", 0),
-    )
-
-
-def server_info(url: str) -> dict[str, Any]:
-    """Return the server's settings, and its counts under `internal_states`."""
-    return _fetch(f"{url}/server_info", None)
-
-
-def _fetch(url: str, body: object) -> dict[str, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.urlopen(request, timeout=START_S) as answer:
-            return json.load(answer)
-    except urllib.error.HTTPError as error:
-        raise EyasError(f"{url}: HTTP {error.code}: {error.read(500).decode()}") from None

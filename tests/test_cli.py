@@ -1,4 +1,5 @@
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 
 from eyas import cli
 from eyas.desk.params import compose
-from eyas.files import write_text
+from eyas.files import sha256_of, write_json, write_text
 
 ROOT = Path.cwd()
 
@@ -37,9 +38,40 @@ def test_overrides_are_composed_and_told_as_drift_later(folder: Path) -> None:
 
 def test_help_names_every_command() -> None:
     output = CliRunner().invoke(cli.app, ["--help"]).output
-    assert all(
-        name in output for name in ("params", "plan", "serve", "status", "summary", "verify")
-    )
+    names = ("params", "options", "plan", "serve", "status", "store", "summary", "verify")
+    assert all(name in output for name in names)
+
+
+def test_options_of_one_section_are_printed() -> None:
+    output = CliRunner().invoke(cli.app, ["options", "runtime.train"]).output
+    assert output.startswith("## runtime.train\n")
+    assert output.count("## ") == 1
+
+
+def test_states_are_shared_with_the_place_that_is_named(folder: Path) -> None:
+    meta = {
+        "key": "k",
+        "target_name": "t",
+        "target_revision": "r",
+        "template": "chatml",
+        "layers": [1, 3, 4],
+        "layer_axis": "layer outputs",
+        "hidden_size": 6,
+        "codec": "bf16",
+        "compute_dtype": "float32",
+        "final": "post_norm",
+    }
+    shard = folder / "var/states/k/shard-00000.safetensors"
+    write_text(shard, "not read here")
+    about = {"name": shard.name, "tokens": 1, "size_bytes": 13, "sha256": sha256_of(shard)}
+    manifest = {"format": 1, "meta": meta, "shards": [about], "samples": []}
+    write_json(folder / "data/hidden_states/manifest.json", manifest)
+    write_text(folder / "params.yaml", compose())
+    subprocess.run(["bash", "-c", "git init -q . && dvc init -q"], check=True)
+    told = [CliRunner().invoke(cli.app, ["store", way, "there"]).output for way in ("push", "pull")]
+    assert "push there: 1 shards copied (0.00 GB), 0 were there" in told[0]
+    assert "pull there: 0 shards copied (0.00 GB), 1 were there" in told[1]
+    assert (folder / f"there/{sha256_of(shard)}.safetensors").read_bytes() == shard.read_bytes()
 
 
 def test_verify_without_a_store_names_the_manifest(folder: Path) -> None:

@@ -17,6 +17,7 @@ from eyas.drafter.config import DrafterConfig
 from eyas.drafter.export import expected_shapes
 from eyas.drafter.heldout import HeldOut
 from eyas.drafter.inference import DraftRunner
+from eyas.drafter.served import Reply
 from eyas.errors import EyasError
 from eyas.records import Prompt
 
@@ -178,7 +179,7 @@ def line_of(bench: Any, server: Any, ids: tuple[int, ...], *counts: int) -> dict
     return bench.compare(
         [path_of((4, 5, 6, 7))] * len(counts),
         [Verified(gains=(2, 1), accepted=(1, 0), judged=(2, 1))] * len(counts),
-        [server.Reply(ids=ids, verifications=n) for n in counts],
+        [Reply(ids=ids, verifications=n, histogram=(n,)) for n in counts],
     )
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -44,18 +44,32 @@ def params(
 
 
 @app.command()
+def options(
+    section: Annotated[str, typer.Argument(help="e.g. train, runtime.connection")] = "",
+) -> None:
+    """Print every option with its type, value and meaning, as in docs/options.md."""
+    from eyas.desk.options import render
+
+    typer.echo(render(section), nl=False)
+
+
+@app.command()
 def serve(
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one")] = 8800,
     simulate: Annotated[
         Path | None,
         typer.Option(help="Serve this simulated market instead, e.g. conf/simulation/default.yaml"),
     ] = None,
+    codec: Annotated[
+        str | None,
+        typer.Option(help="With --simulate: count tokens as this codec does over models/target"),
+    ] = None,
 ) -> None:
     """Serve the local target behind OpenRouter's chat API, as configured in params.yaml."""
     if simulate:
         from eyas.desk.rehearsal import serve_simulation
 
-        serve_simulation(simulate, port=port)
+        serve_simulation(simulate, port=port, codec=codec)
         return
     from eyas.desk import local_endpoint
     from eyas.desk.params import read_params
@@ -195,6 +209,30 @@ def verify() -> None:
     if faults:
         raise typer.Exit(1)
     typer.echo(f"{manifest}: every shard is there and unaltered")
+
+
+@app.command()
+def store(
+    way: Annotated[Literal["push", "pull"], typer.Argument(help="There, or here")],
+    url: Annotated[
+        str | None, typer.Argument(help="Folder or s3://bucket/prefix; none: beside DVC's remote")
+    ] = None,
+) -> None:
+    """Share the hidden states, of which DVC has the manifest only; what is there is not copied."""
+    import logging
+
+    from eyas.desk.params import read_params
+    from eyas.desk.remote import states_remote
+    from eyas.settings import Runtime
+    from eyas.states import sharing
+
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("eyas").setLevel(logging.INFO)  # a line for each shard
+    address, options = states_remote(url)
+    folder = Path(read_params().knob("runtime", Runtime).store)
+    move = sharing.push if way == "push" else sharing.pull
+    moved = move(Path("data/hidden_states/manifest.json"), folder, address, options)
+    typer.echo(f"{way} {address}: {moved}")
 
 
 def main() -> None:

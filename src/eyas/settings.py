@@ -19,25 +19,25 @@ class TargetSource:
     revision: str | None = None  # hub: full commit hash
     path: str | None = None  # folder: a Hugging Face folder
     steps: int | None = None  # train_tiny: optimiser steps
-    seed: int | None = None  # train_tiny
+    seed: int | None = None  # train_tiny: of weights and batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The model that answers and that the drafter learns to foresee."""
 
-    name: str
+    name: str  # as reports and exports call it
     codec: str  # tokens/codecs: how prompts are rendered and replies become ids
     dtype: str  # of the saved weights: bfloat16 | float32
-    source: TargetSource
+    source: TargetSource  # where it comes from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """What the local endpoint charges, so that money is real in the default run too."""
 
-    prompt_usd_per_mtok: float
-    completion_usd_per_mtok: float
+    prompt_usd_per_mtok: float  # dollars a million tokens of prompts
+    completion_usd_per_mtok: float  # dollars a million tokens of replies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +45,9 @@ class Endpoint:
     """Who answers; how it is reached stands under runtime.connection."""
 
     name: str  # local | openrouter
-    model: str
+    model: str  # as the endpoint calls it
     provider: dict[str, Any]  # OpenRouter's provider object, sent as it is
-    prices: Prices | None
+    prices: Prices | None  # null: the market's, in real money
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,8 @@ class Source:
 
     kind: str  # file | wheel | hub
     path: str | None = None  # file: a path; wheel: one inside the package; hub: a pattern of files
-    package: str | None = None  # wheel
-    repo: str | None = None  # hub
+    package: str | None = None  # wheel: installed package that holds the file
+    repo: str | None = None  # hub: owner/name
     revision: str | None = None  # hub: full commit hash
     split: str | None = None  # hub: streamed where no path is given
     subset: str | None = None  # hub: of the split, where the data set has several
@@ -68,17 +68,17 @@ class Source:
 class EvaluationSet:
     """Prompts that something is measured on, so that none of them is trained on."""
 
-    schema: str
-    source: Source
+    schema: str  # as of a data set's rows
+    source: Source  # as of a data set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overlap:
     """A prompt is dropped if its users say so many words in a row that evaluation prompts say."""
 
-    num_words: int
+    num_words: int  # in a row
     heldout: bool  # compare with this data set's own held-out rows too
-    against: tuple[EvaluationSet, ...]
+    against: tuple[EvaluationSet, ...]  # other evaluation prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +86,9 @@ class DatasetPrepare:
     """How many upstream rows become prompts; the seed shuffles before the cut."""
 
     schema: str  # prompts/schemas: messages | bfcl | humaneval | ...
-    max_rows: int | None
-    partition: str | None  # null: by prompt length
-    seed: int
+    max_rows: int | None  # prompts at most; held-out rows come on top; null: all
+    partition: str | None  # short | long; null: by prompt length
+    seed: int  # of the shuffle
     max_upstream_rows: int | None = None  # read no further; null: all of them
     near_duplicate_jaccard: float | None = None  # 0..1, share of common word runs; null: keep all
     overlap: Overlap | None = None  # null: nothing is compared
@@ -99,28 +99,28 @@ class DatasetGenerate:
     """What may be spent on one data set."""
 
     budget_tokens: int | None  # null: all prompts
-    samples_per_prompt: int
+    samples_per_prompt: int  # answers wanted for each prompt
     max_tokens: int | None  # null: the partition's
     budget_counts: str = "total"  # total: prompt + completion tokens | completion
-    budget_usd: float | None = None
+    budget_usd: float | None = None  # null: no limit in dollars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """One data set: the target answers `prompts`; it has already written `trajectories`."""
 
-    kind: str
-    licence: str
-    source: Source
-    prepare: DatasetPrepare
-    generate: DatasetGenerate
+    kind: str  # prompts | trajectories
+    licence: str  # of the rows; goes with every prompt
+    source: Source  # where the rows come from
+    prepare: DatasetPrepare  # how rows become prompts
+    generate: DatasetGenerate  # what may be spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heldout:
     """The evaluation split: rows whose id hashes below `permille`, never sent, never trained on."""
 
-    permille: int
+    permille: int  # of the rows, 0 to 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +128,16 @@ class PartitionRule:
     """Short or long, and how many tokens an answer may have."""
 
     max_prompt_tokens: int | None  # null: no limit
-    max_tokens: int
+    max_tokens: int  # of an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """Sent with every request and part of its fingerprint."""
 
-    temperature: float
-    top_p: float
-    seed: int
+    temperature: float  # as the endpoint takes it
+    top_p: float  # as the endpoint takes it
+    seed: int  # of each request's own seed, and of the order in which prompts are asked
     reasoning: dict[str, Any] | None = None  # {enabled | effort | max_tokens}; null: not sent
 
 
@@ -146,36 +146,36 @@ class Validate:
     """Gates: which rows are dropped, and when the stage fails."""
 
     max_count_delta: int  # tokens between rebuilt ids and billing that still count as near
-    keep_near: bool
+    keep_near: bool  # keep rows whose count is near but not exact
     min_accepted_share: float  # 0..1; below it the stage fails with the table of reasons
-    repeat_ngram: int  # a reply is a loop if its last `repeat_ngram * repeat_times` tokens have a
-    repeat_times: int  # period of at most `repeat_ngram`
-    drop_loops: bool
+    repeat_ngram: int  # longest period, in tokens, of what counts as a loop
+    repeat_times: int  # a loop: the last `repeat_ngram * repeat_times` tokens have such a period
+    drop_loops: bool  # reject replies that end in a loop; else flag them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
     """The training mixture."""
 
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # data sets of the mixture, in order
     caps: dict[str, int]  # data set -> at most so many samples
     token_caps: dict[str, int]  # data set -> at most so many tokens
     weights: dict[str, float]  # data set -> share of its rows, 0..1
     drop: tuple[str, ...]  # data sets that stay out of the mixture
     extract_tokens_per_s: float | None  # for the projection; null: the last extraction's
     max_tokens: int  # longer samples are cut at a reply's start, never inside a reply
-    val_permille: int
-    seed: int
+    val_permille: int  # of the conversations, for the validation split
+    seed: int  # of the shuffle and of the split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extract:
     """Which hidden states are kept, and how."""
 
-    backend: str  # transformers
+    backend: str  # who runs the target: transformers
     layers: tuple[int, ...] | None  # outputs of these layers; null: [1, N/2-1, N-4]
     codec: str  # of the layers' states: bf16 | fp8 | int4
-    shard_tokens: int
+    shard_tokens: int  # at most, of one file; a longer sample is alone in its own
     batch_tokens: int  # real tokens a forward pass, rows of like length
     final_codec: str = "bf16"  # of the final state: bf16 | fp8
     final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
@@ -186,10 +186,10 @@ class Drafter:
     """The shape of the drafter; null takes the target's."""
 
     family: str  # eagle3
-    draft_vocab_size: int
-    num_attention_heads: int | None
-    num_key_value_heads: int | None
-    intermediate_size: int | None
+    draft_vocab_size: int  # at most so many target tokens; a smaller target's whole vocabulary
+    num_attention_heads: int | None  # null: the target's
+    num_key_value_heads: int | None  # null: the target's
+    intermediate_size: int | None  # null: the target's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,28 +197,39 @@ class Train:
     """The training run. Rates and sizes are per optimiser step."""
 
     start: str  # ridge | random
-    ridge_strength: float
+    ridge_strength: float  # of the regression that makes the start
     norm_scale: float  # final norm weight at the start: softer logits, same argmax
-    lr: float
-    tokens_per_step: int
-    epochs: int
-    ttt_steps: int
-    ttt_decay: float
-    warmup_ratio: float
-    clip_norm: float
-    weight_decay: float
-    seed: int
+    lr: float  # of AdamW, at its highest
+    tokens_per_step: int  # of whole samples packed into one step
+    epochs: int  # over the training split
+    ttt_steps: int  # guesses in a row that are trained
+    ttt_decay: float  # weight of each guess against the one before
+    warmup_ratio: float  # share of the steps in which lr rises
+    clip_norm: float  # of the gradient
+    weight_decay: float  # of AdamW
+    seed: int  # of the start, where random, and of the order
+    feedback_rounds: int = 0  # ridge: how often the MLP is solved on the drafter's own states
+    feedback_strength: float = 0.1  # of these regressions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """The form of the exported folder."""
+
+    profile: str  # sglang | vllm | speculators
+    verifier: str | None = None  # speculators: the target's name or path where it is served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate:
     """Draft-verify decoding on the held-out prompts."""
 
-    max_prompts_per_set: int
-    max_new_tokens: int
+    max_prompts_per_set: int  # held-out prompts decoded of each data set
+    max_new_tokens: int  # of each prompt
     draft_steps: tuple[int, ...]  # the K of each run; the table is at `headline_steps`
-    headline_steps: int
+    headline_steps: int  # the K of the table, decoded for real too
     lookup_ngram: int  # prompt lookup tries this n-gram, then shorter ones
+    backend: str = "transformers"  # transformers | sglang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +249,8 @@ class Connection:
 class TrainRuntime:
     """How training is watched and saved."""
 
-    checkpoint_every_s: float
-    log_every_steps: int
+    checkpoint_every_s: float  # what a kill costs at most
+    log_every_steps: int  # a line, and a point of the curves in MLflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +268,7 @@ class Runtime:
     threads: int | None  # torch threads; null: all cores
     store: str  # folder of the hidden-state shards
     concurrency: dict[str, int]  # partition -> requests in flight at most
-    connection: Connection
-    train: TrainRuntime
-    sweep: SweepRuntime = SweepRuntime()
+    connection: Connection  # how the endpoint is reached
+    train: TrainRuntime  # how training is watched
+    sweep: SweepRuntime = SweepRuntime()  # what a sweep's jobs may buy
+    sglang_url: str | None = None  # of the server that evaluate.backend=sglang asks

@@ -15,8 +15,10 @@ from rich.console import Console
 from eyas.desk import approval
 from eyas.desk import plan as desk
 from eyas.desk.params import Params, compose
+from eyas.desk.wish import wish_of
 from eyas.errors import EyasError
-from eyas.files import write_json, write_jsonl
+from eyas.files import read_records, write_json, write_jsonl
+from eyas.generation.jobs import build_jobs
 from eyas.generation.server import build_app
 from eyas.generation.shop import LocalAnswer, Seller
 from eyas.records import Prompt
@@ -81,6 +83,20 @@ def test_a_plan_tells_what_is_to_come_and_what_it_does_not_know(tree: dict[str, 
     assert "trajectories; nothing is sent" in text
     assert "hidden states of the new tokens: 491 MB" in text  # 4 + 4 * 2 * 576 bytes a token
     assert desk.to_dict(plan)["needs_yes"] is False
+
+
+def test_answers_that_were_pulled_count_as_held(tree: dict[str, Any]) -> None:
+    prompts = read_records(Path("data/prompts/chat.jsonl"), Prompt)
+    jobs = build_jobs(prompts, wish_of(Params(tree), "chat"))[:30]
+    counts = {"prompt_tokens": 100, "completion_tokens": 50, "cost_usd": 0.001}
+    rows = [{"fingerprint": job.fingerprint, **counts} for job in jobs]
+    write_jsonl(Path("data/responses/chat.jsonl"), rows)
+    write_jsonl(Path("var/journal/chat/responses.jsonl"), [])
+    write_jsonl(Path("var/journal/chat/issued.jsonl"), [{"fingerprint": jobs[0].fingerprint}])
+    [chat] = [one for one in desk.make_plan(Params(tree)).sets if one.name == "chat"]
+    assert chat.foretold is not None
+    assert (chat.held, chat.foretold.requests) == (30, (10, 10, 10))
+    assert chat.held_usd == pytest.approx(0.03)
 
 
 def test_a_dear_set_wants_a_yes_and_gets_it(tree: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 from eyas.drafter import acceptance as ac
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.lookup import Lookup
+from eyas.drafter.trees import Tree, chain
 from eyas.drafter.verifier import Target
 
 PROMPTS = ([5, 7, 11, 5, 7], [1, 2, 3, 4, 5, 6, 7, 8, 9], [90])
@@ -44,14 +45,14 @@ def test_drafted_ids_are_those_of_plain_decoding_and_the_replay_verifies_as_ofte
         assert one.aux_TLD is not None
         chains_TJ = runner.draft_everywhere(path, one.aux_TLD, num_drafts)
 
-        def chain(
+        def drafted_at(
             committed: int, path: list[int] = path, chains_TJ: torch.Tensor = chains_TJ
         ) -> list[int]:
             if kind == "lookup":
                 return lookup.propose(path[:committed], num_drafts)
             return chains_TJ[committed - 2].tolist()
 
-        assert ac.replay(path, len(prompt), chain, num_drafts) == other.verified
+        assert ac.replay(path, len(prompt), drafted_at, num_drafts) == other.verified
         assert sum(other.verified.gains) == MAX_NEW - 1
         assert other.forward_passes == 1 + len(other.verified.gains)
         assert one.forward_passes == len(one.gaps) == MAX_NEW
@@ -64,10 +65,10 @@ def test_drafts_that_are_right_are_gained_with_the_bonus_token(
     plain = ac.decode_plain(verifier, PROMPTS, max_new_tokens=MAX_NEW, stop_ids=())
     paths = [[*prompt, *one.ids] for prompt, one in zip(PROMPTS, plain, strict=True)]
 
-    def oracle(committed: list[int], _aux: torch.Tensor, num_drafts: int) -> list[int]:
+    def oracle(committed: list[int], _aux: torch.Tensor, num_drafts: int) -> Tree:
         path = next(p for p in paths if p[: len(committed)] == committed)
-        chain = path[len(committed) : len(committed) + num_drafts]
-        return [t if k < right else (t + 1) % 97 for k, t in enumerate(chain)]
+        ahead = path[len(committed) : len(committed) + num_drafts]
+        return chain([t if k < right else (t + 1) % 97 for k, t in enumerate(ahead)])
 
     drafted = ac.decode_drafted(
         verifier,
@@ -90,7 +91,9 @@ def test_rows_that_gain_differently_stay_apart(verifier: Target) -> None:
         right = next(rights)
         row = (0, 3, 1).index(right)
         path = [*PROMPTS[row], *plain[row].ids]
-        return lambda ids, _aux, _k: [*path[len(ids) : len(ids) + right], *([96] * (3 - right))]
+        return lambda ids, _aux, _k: chain(
+            [*path[len(ids) : len(ids) + right], *([96] * (3 - right))]
+        )
 
     drafted = ac.decode_drafted(
         verifier, proposing, PROMPTS, num_drafts=3, max_new_tokens=MAX_NEW, stop_ids=()
@@ -123,7 +126,7 @@ def test_an_accepted_stop_id_ends_the_reply_within_the_chain(verifier: Target) -
     first = free.ids.index(stop)
     (drafted,) = ac.decode_drafted(
         verifier,
-        lambda: lambda ids, _aux, k: path[len(ids) : len(ids) + k],
+        lambda: lambda ids, _aux, k: chain(path[len(ids) : len(ids) + k]),
         PROMPTS[:1],
         num_drafts=5,
         max_new_tokens=MAX_NEW,

@@ -13,11 +13,11 @@ from eyas.drafter.export import (
     expected_shapes,
     read_tensors,
     served_tensors,
-    serving_config,
     write_export,
 )
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter
+from eyas.drafter.profiles import serving_config
 from eyas.errors import EyasError
 from eyas.files import read_json
 

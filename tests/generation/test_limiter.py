@@ -13,10 +13,10 @@ def refusals(limiter: Limiter, count: int, now_s: float) -> None:
         limiter.on_overload(now_s, "rate_limited")
 
 
-def test_it_doubles_every_five_seconds_up_to_its_maximum() -> None:
+def test_it_doubles_every_three_seconds_up_to_its_maximum() -> None:
     limiter = Limiter(100)
     seen = [limiter.limit]
-    for now_s in (8.0, 12.9, 13.0, 18.0, 23.0):
+    for now_s in (8.0, 10.9, 11.0, 14.0, 17.0):
         answers(limiter, 1, now_s)
         seen.append(limiter.limit)
     assert seen == [20, 40, 40, 80, 100, 100]

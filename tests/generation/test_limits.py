@@ -24,7 +24,8 @@ def generate(
 def test_prompts_count_where_they_are_to(counts: str, spent: int) -> None:
     limits = Limits(generate(100, counts=counts), None)
     ticket = limits.admit(10, 50)
-    limits.settle(ticket, Spent(prompt_tokens=10, completion_tokens=20, usd=1.0))
+    limits.send(ticket, 0.0)
+    limits.settle(ticket, Spent(prompt_tokens=10, completion_tokens=20, usd=1.0), 1.0)
     assert limits.tokens.spent_tokens == spent
 
 
@@ -35,7 +36,8 @@ def test_dollars_end_admission_where_tokens_would_not() -> None:
     assert limits.admits(0, 100)
     second = limits.admit(0, 100)
     assert not limits.admits(0, 100)
-    limits.settle(first, Spent(prompt_tokens=0, completion_tokens=10, usd=0.0001))
+    limits.send(first, 0.0)
+    limits.settle(first, Spent(prompt_tokens=0, completion_tokens=10, usd=0.0001), 1.0)
     assert limits.admits(0, 100)
     limits.void(second)
     limits.charge(0, 0.0024)

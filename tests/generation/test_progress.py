@@ -19,7 +19,7 @@ from eyas.status import Status
 
 def view_of(tally: Tally, meter: Meter | None = None, *, state: str = "run") -> View:
     facts = facts_of(
-        *(tally, Budget(tally.budget_tokens), Limiter(20), meter or Meter()),
+        *(tally, Budget(None), Limiter(20), meter or Meter()),
         now_s=100.0,
         started_s=60.0,
         sent_s=(),
@@ -49,7 +49,7 @@ def test_the_line_tells_rows_rates_money_time_and_in_words_what_waits() -> None:
 def test_the_time_left_is_to_the_budget_or_the_prompts_whichever_is_nearer(
     budget_tokens: int | None, left_s: float
 ) -> None:
-    tally = Tally(total=100, resumed=0, budget_tokens=budget_tokens)
+    tally = Tally(total=100, resumed=0)
     tally.new, tally.new_prompt_tokens, tally.new_completion_tokens = 10, 300, 200
     budget = Budget(budget_tokens)
     budget.charge(500)

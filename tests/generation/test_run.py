@@ -76,7 +76,7 @@ async def go(
     budget: int | None = None,
     wish: Wish = WISH,
 ) -> tuple[Asker, Tally]:
-    asker, tally = Asker(say), Tally(total=len(jobs), resumed=0, budget_tokens=budget)
+    asker, tally = Asker(say), Tally(total=len(jobs), resumed=0)
     with Journal(folder, reserve_bytes=4096) as journal:
         run = Run(wish, plan, journal, limits=limits_of(budget), tally=tally)
         with Progress("test", Console(file=io.StringIO())) as progress:

@@ -139,12 +139,13 @@ async def test_our_books_are_the_servers(serve: Serve, make_prompts: Make, tmp_p
     assert tally.key["unexplained_usd"] == pytest.approx(0.0)
 
 
-async def test_equal_requests_get_equal_replies(
+async def test_equal_requests_get_equal_replies_and_are_told(
     serve: Serve, make_prompts: Make, tmp_path: Path
 ) -> None:
-    texts = []
-    for name in ("a", "b"):
-        await run_all(serve(QUIET), make_prompts(5), tmp_path / name)
+    texts, url = [], serve(QUIET)
+    for name, repeated in (("a", 0), ("b", 5)):
+        _, books = await run_all(url, make_prompts(5), tmp_path / name)
+        assert books["repeated"] == repeated
         lines = (tmp_path / name / "responses.jsonl").read_bytes().splitlines()
         texts.append(sorted(str(orjson.loads(line)["content"]) for line in lines))
     assert texts[0] == texts[1]

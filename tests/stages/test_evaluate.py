@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from eyas.desk.params import Params, read_params
 from eyas.drafter import acceptance as ac
+from eyas.drafter import served
 from eyas.drafter.inference import DraftRunner
+from eyas.drafter.trees import chain
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_text
 from eyas.stages import evaluate, export
@@ -39,7 +41,7 @@ def render(messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> list[int
 @pytest.fixture
 def home(drafter_home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stand where the drafter is exported; prompts are rendered by their length."""
-    export.work(Params({"merge": {"sources": SOURCES}}))
+    export.work(Params({"export": {"profile": "sglang"}, "merge": {"sources": SOURCES}}))
     codec = SimpleNamespace(render_prompt=render, stop_ids=(95,))
     monkeypatch.setattr(evaluate, "load_codec", lambda name, folder: codec)
     return drafter_home
@@ -100,7 +102,7 @@ def test_a_right_drafter_saves_passes(home: Path, monkeypatch: pytest.MonkeyPatc
         return decoded
 
     def oracle(_runner: DraftRunner) -> ac.Propose:
-        return lambda path, _aux, k: plain[path[0]][len(path) : len(path) + k]
+        return lambda path, _aux, k: chain(plain[path[0]][len(path) : len(path) + k])
 
     monkeypatch.setattr(ac, "decode_plain", remember)
     monkeypatch.setattr(ac, "drafting", oracle)
@@ -182,7 +184,10 @@ def no_heldout(home: Path) -> None:
         (other_target, "made for target revision r0, models/target is r1"),
         (no_export, r"models/export/config\.json: no such file"),
         (no_weights, r"model\.safetensors"),
-        (other_layers, r"models/export/config\.json: not that of models/drafter"),
+        (
+            other_layers,
+            r"config\.json: eagle_config: expected .*\[1, 3, 4\].* got .*\(profile sglang\)",
+        ),
         (renamed_tensor, r"unknown tensor 'layers\.0\.hidden_norm\.weight'"),
         (empty_heldout, "no held-out prompt"),
         (no_heldout, r"code\.jsonl: no such file"),
@@ -195,3 +200,42 @@ def test_what_does_not_belong_together_is_refused_and_named(
     with pytest.raises(EyasError, match=words):
         evaluate.work(params())
     assert not (home / "data/evaluation.json").exists()
+
+
+def test_a_server_s_own_counts_become_the_table(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reply is 9 tokens in 4 verifications, of which two accept 2 drafts."""
+    info = {
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": 2,
+        "speculative_eagle_topk": 1,
+        "internal_states": [{"avg_spec_accept_length": 2.25}],
+    }
+    asked: list[list[int]] = []
+
+    def ask_all(_url: str, prompts: list[list[int]], **_: object) -> list[served.Reply]:
+        asked.extend(prompts)
+        reply = served.Reply(ids=(7, 8) * 4 + (7,), verifications=4, histogram=(2, 0, 2))
+        return [reply] * len(prompts)
+
+    monkeypatch.setattr(served, "ask_all", ask_all)
+    monkeypatch.setattr(served, "server_info", lambda _url: info)
+    monkeypatch.setattr(evaluate, "load_model", lambda *_: pytest.fail("the target is not loaded"))
+    with pytest.raises(EyasError, match=r"runtime\.sglang_url: expected the address"):
+        evaluate.work(params(backend="sglang"))
+    monkeypatch.setitem(RUNTIME, "sglang_url", "http://server")
+    report = evaluate.work(params(backend="sglang"))
+    result = read_json(home / "data/evaluation.json")
+    row = next(r for r in result["rows"] if (r["drafter"], r["dataset"]) == ("trained", "all"))
+    assert (row["method"], row["tau"], row["prompts"]) == ("served", 2.0, len(asked))
+    assert row["acceptance_by_position"] == [0.5, 1.0]
+    assert report.metrics["acceptance_length_trained"] == 2.0
+    assert report.metrics["acceptance_length_lookup"] > 1.5, "the reply repeats itself"
+    assert report.metrics["server_accept_length"] == 2.25
+    assert "in SGLang" in report.summary
+
+
+def test_an_unknown_backend_is_refused(home: Path) -> None:
+    with pytest.raises(EyasError, match=r"evaluate\.backend: expected transformers \| sglang"):
+        evaluate.work(params(backend="vllm"))

@@ -10,7 +10,7 @@ from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.stages import export
 
-PARAMS = Params({"merge": {"sources": ["chat", "code"]}})
+PARAMS = Params({"export": {"profile": "sglang"}, "merge": {"sources": ["chat", "code"]}})
 
 
 def test_the_stage_writes_the_folder_and_counts_it(drafter_home: Path) -> None:
@@ -36,7 +36,7 @@ def test_the_card_names_target_data_and_how_acceptance_is_counted(drafter_home: 
         "1,234 tokens",
         "validation split, K = 3, with bonus | 1.250",
         "--speculative-num-draft-tokens 4",
-        '{"method": "eagle3"',
+        "export.profile=vllm",
         "the bonus token",
     ):
         assert words in card

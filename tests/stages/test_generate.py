@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 import uvicorn
 import yaml
 
-from eyas.desk import local_endpoint
+from eyas.desk import local_endpoint, shared
 from eyas.desk.params import Params, compose
 from eyas.errors import EyasError
 from eyas.files import read_records, write_json, write_jsonl
@@ -162,6 +163,57 @@ def test_resume_sends_no_request_for_stored_rows_and_starts_no_server(
     assert (metrics["new_cost_usd"], metrics["usd_per_mtok_new"]) == (0, 0)
 
 
+def lock_answers(*, endpoint: str, digest: str) -> None:
+    """Write a dvc.lock that names the answers of an earlier run."""
+    out = {"path": OUT.as_posix(), "md5": digest}
+    ran = {"outs": [out], "params": {"params.yaml": {"endpoint": {"name": endpoint}}}}
+    Path("dvc.lock").write_text(yaml.safe_dump({"stages": {"generate@chat": ran}}))
+
+
+def cache_as_dvc(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Answer for `dvc cache dir`; return where the file of digest abcdef lies."""
+    cache = Path("cache").resolve()
+    monkeypatch.setattr(shared, "_cache_folder", lambda: cache)
+    return cache / "files/md5/ab/cdef"
+
+
+@pytest.mark.parametrize("place", ["workspace", "cache"])
+def test_answers_of_a_colleague_count_as_held_when_the_budget_is_raised(
+    tree: dict[str, Any], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    write_jsonl(PROMPTS, prompts(60))
+    tree["datasets"]["chat"]["generate"]["budget_tokens"] = 500
+    bought = work(tree)["responses"]
+    shutil.rmtree("var/journal")
+    cached = cache_as_dvc(monkeypatch)
+    lock_answers(endpoint="openrouter", digest="abcdef")
+    if place == "cache":  # where DVC has removed the out before it runs the stage
+        cached.parent.mkdir(parents=True)
+        OUT.rename(cached)
+    tree["datasets"]["chat"]["generate"]["budget_tokens"] = None
+    metrics = work(tree)
+    assert (metrics["resumed"], metrics["new_responses"]) == (bought, 60 - bought)
+    assert len(set(endpoint.asked)) == len(endpoint.asked) == 60
+    assert work(tree)["requests_sent"] == 0
+
+
+def test_paid_answers_that_are_not_here_are_not_bought_again(
+    tree: dict[str, Any], endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(PROMPTS, prompts(2))
+    cache_as_dvc(monkeypatch)
+    lock_answers(endpoint="openrouter", digest="abcdef")
+    openrouter(tree)
+    with pytest.raises(
+        EyasError, match=r"names answers of openrouter .*\n.*dvc pull generate@chat"
+    ):
+        work(tree)
+    assert endpoint.asked == []
+    lock_answers(endpoint="local", digest="abcdef")  # another endpoint's: nothing is bought twice
+    with pytest.raises(EyasError, match="EYAS_TEST_KEY: expected the API key"):
+        work(tree)
+
+
 def test_new_prompts_and_samples_are_asked_and_the_old_ones_are_not(
     tree: dict[str, Any], endpoint: Endpoint
 ) -> None:
@@ -274,6 +326,7 @@ def test_a_corrupt_journal_line_costs_its_row_only(
     path = Path("var/journal/chat/responses.jsonl")
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"garbage\n", *lines[3:]]))
+    OUT.unlink()
     metrics = work(tree)
     assert "responses.jsonl:3: skipped" in caplog.text
     assert (metrics["requests_sent"], metrics["responses"], metrics["resumed"]) == (1, 6, 5)

@@ -66,7 +66,7 @@ def test_a_folder_is_copied_and_named_by_its_contents(home: Path) -> None:
     source = {"kind": "folder", "path": "own"}
     target.work(params(source))
     about = read_json(home / "models/target/eyas_target.json")
-    assert about["source"] == source
+    assert about["source"] == {"kind": "folder"}  # a path of this machine is nobody else's affair
     target.work(params(source))
     assert read_json(home / "models/target/eyas_target.json") == about
 

@@ -98,6 +98,11 @@ def outs_of(lock: Mapping[str, Any], datasets: Container[str] | None = None) -> 
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
 
+def locked_stage(title: str, lock: Path) -> dict[str, Any]:
+    """Return what dvc.lock has of a stage; nothing where it has not run yet."""
+    return read_yaml(lock).get("stages", {}).get(title, {})
+
+
 def folder_digest(folder: Path) -> str:
     """Return DVC's digest of a folder: the md5 of the list of its files with theirs."""
     files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)

@@ -178,7 +178,7 @@ def real_loop_words(results: Results) -> str:
     """Return what the real loop showed, and what a reader must know of loops."""
     real = results.row("trained", ALL, method="real")
     words = ""
-    if real is not None:
+    if real is not None and "lossless_prompts" in real:
         count, prompts = real["lossless_prompts"], real["prompts"]
         words = f"Drafting changed no token in {count} of {prompts} replies. "
     row = results.row("trained", ALL)
@@ -201,7 +201,9 @@ def gain_row(results: Results, dataset: str) -> tuple[str, ...]:
         f"{row['tau_low']:.2f} to {row['tau_high']:.2f}",
         *(ratio(results.tau(drafter, dataset)) for drafter in BASELINES),
         percent(passes_saved(real or row)),
-        UNKNOWN if real is None else f"{real['lossless_prompts']} of {real['prompts']}",
+        f"{real['lossless_prompts']} of {real['prompts']}"
+        if real is not None and "lossless_prompts" in real
+        else UNKNOWN,
         number(row["prompts_in_loops"]),
     )
 

@@ -148,12 +148,13 @@ def compose(overrides: Sequence[str] = (), folder: Path = CONF_FOLDER) -> str:
 def check(text: str) -> Params:
     """Parse params text and fill every section once, so that a typo is told before any work."""
     params = Params(typing.cast("DictConfig", OmegaConf.create(text)))
-    for path, kind in _all_sections(params):
+    for path, kind in all_sections(params):
         params.section(path, kind)
     return params
 
 
-def _all_sections(params: Params) -> list[tuple[str, Any]]:
+def all_sections(params: Params) -> list[tuple[str, Any]]:
+    """Return every section with what it is filled into, one for each data set."""
     from eyas import settings as s
 
     fixed: list[tuple[str, Any]] = [
@@ -167,6 +168,7 @@ def _all_sections(params: Params) -> list[tuple[str, Any]]:
         ("extract", s.Extract),
         ("drafter", s.Drafter),
         ("train", s.Train),
+        ("export", s.Export),
         ("evaluate", s.Evaluate),
         ("runtime", s.Runtime),
     ]

@@ -1,7 +1,7 @@
 """Foretell the configured run before anything is spent: `eyas plan [--yes] [--json]`.
 
-Reads: params.yaml, data/prompts/*.jsonl, var/journal, the endpoint's market and key,
-metrics/extract.json. Writes: var/approved.json (--yes).
+Reads: params.yaml, data/prompts/*.jsonl, var/journal, data/responses, metrics/extract.json, the
+endpoint's market and key. Writes: var/approved.json (--yes).
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from eyas.desk import words
 from eyas.desk.approval import approve, approved_usd
-from eyas.desk.forecast import JOURNAL, forecast
+from eyas.desk.forecast import forecast, read_held
 from eyas.desk.params import Params
 from eyas.desk.wish import wish_of
 from eyas.errors import EyasError
@@ -25,7 +25,6 @@ from eyas.generation.client import Client, read_key
 from eyas.generation.estimate import Estimate
 from eyas.generation.holdings import take_stock
 from eyas.generation.jobs import Job, build_jobs
-from eyas.generation.journal import read_books
 from eyas.generation.market import Offer
 from eyas.generation.preflight import survey, without_too_long
 from eyas.generation.purse import key_left_usd
@@ -184,7 +183,7 @@ def _plan_set(
     jobs = build_jobs(prompts, wish)
     if not jobs:
         return SetPlan(name=name, note=f"no prompt: see data/prompts/{name}.rejects.jsonl")
-    stock = take_stock(jobs, read_books(JOURNAL / name), wish, wish.endpoint.prices)
+    stock = take_stock(jobs, read_held(name), wish, wish.endpoint.prices)
     context = max((o.context_length or 1 << 62 for o in offers), default=None)
     todo = without_too_long(stock, context)
     return SetPlan(

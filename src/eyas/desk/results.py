@@ -50,9 +50,9 @@ class Results:
         return tuple(name for name in self.datasets if self.row("trained", name))
 
     def rows(self, method: str = "replay") -> list[Row]:
-        """Return the rows of the evaluation."""
+        """Return the rows of the evaluation; a server's own counts stand for either method."""
         rows = self.evaluation["rows"] if self.evaluation else []
-        return [row for row in rows if row["method"] == method]
+        return [row for row in rows if row["method"] in (method, "served")]
 
     def row(
         self, drafter: str, dataset: str, steps: int | None = None, *, method: str = "replay"

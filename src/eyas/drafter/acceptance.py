@@ -1,7 +1,8 @@
-"""Acceptance by real draft-verify decoding, greedy, a batch of sequences at once, and by replay.
+"""Acceptance by real draft-verify decoding, a batch of sequences at once, and by replay.
 
-A verification is one forward pass of the target over the newest token and a chain of K drafts; it
-gains the drafts that equal the target's own choices, and one token more (the bonus). Acceptance
+A verification is one forward pass of the target over the newest token and drafts, a chain of K or a
+tree; it gains the drafts that are the target's own choices, and one token more (the bonus).
+Choices are greedy, or sampled without changing their distribution (eyas.drafter.trees). Acceptance
 length (tau) = tokens gained / verifications; the token of the prefill is not counted. In a replay
 the target's answers are read from its plain greedy path; greedy drafts depend on committed tokens
 alone, so its verifications are those of the real loop (a test and the evaluate stage assert it).
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.lookup import Lookup
+from eyas.drafter.trees import ROOT, Pick, Tree, Walk, chain, greedy, walk
 from eyas.drafter.verifier import Target
 
 BOOTSTRAP_ROUNDS = 1000
+_PAST_THE_END = -1  # no token
 LOOP_NGRAM, LOOP_TIMES = 16, 3  # a reply that ends in three equal runs of at most 16 tokens
-Propose = Callable[[list[int], Tensor, int], list[int]]  # ids, aux of all but the last, K
+Propose = Callable[[list[int], Tensor, int], Tree]  # ids, aux of the new ones but the last, K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +66,11 @@ class _Reply:
     def done(self) -> bool:
         return len(self.path) >= self.end or self.path[-1] in self.stop_ids
 
-    def take(self, logits_V: Tensor) -> None:
-        """Append the best token."""
+    def take(self, logits_V: Tensor, pick: Pick) -> None:
+        """Append the target's choice."""
         best, second = logits_V.topk(2)[0].tolist()
         self.gaps.append(best - second)
-        self.path.append(int(logits_V.argmax()))
+        self.path.append(pick(logits_V, (), None))
 
 
 @torch.inference_mode()
@@ -77,15 +80,16 @@ def decode_plain(
     *,
     max_new_tokens: int,
     stop_ids: Sequence[int],
+    pick: Pick = greedy,
 ) -> list[Decoded]:
-    """Decode a batch greedily, one token a forward pass."""
-    replies = _prefill(target, prompts, max_new_tokens, stop_ids)
+    """Decode a batch, one token a forward pass."""
+    replies = _prefill(target, prompts, max_new_tokens, stop_ids, pick)
     while busy := [row for row, reply in enumerate(replies) if not reply.done]:
         seen = target.forward(busy, [replies[row].path[-1:] for row in busy])
         for row, (logits_TV, aux_TLD) in zip(busy, seen, strict=True):
-            target.commit(row, 1)
+            target.commit(row, [0])
             replies[row].aux.append(aux_TLD)
-            replies[row].take(logits_TV[-1])
+            replies[row].take(logits_TV[-1], pick)
     return [
         Decoded(
             ids=tuple(reply.path[reply.start :]),
@@ -106,24 +110,28 @@ def decode_drafted(
     num_drafts: int,
     max_new_tokens: int,
     stop_ids: Sequence[int],
+    pick: Pick = greedy,
 ) -> list[Decoded]:
-    """Decode a batch greedily with drafts verified by the target; ids as by plain decoding.
+    """Decode a batch with drafts verified by the target; greedily the ids are those of plain.
 
     `proposing` makes what proposes drafts for one sequence.
     """
-    replies = _prefill(target, prompts, max_new_tokens, stop_ids, room=num_drafts)
+    replies = _prefill(target, prompts, max_new_tokens, stop_ids, pick)
     proposals = [proposing() for _ in replies]
     while busy := [row for row, reply in enumerate(replies) if not reply.done]:
-        chains = [
+        trees = [
             proposals[row](replies[row].path, replies[row].aux.pop(), num_drafts) for row in busy
         ]
-        fed = [[replies[row].path[-1], *chain] for row, chain in zip(busy, chains, strict=True)]
-        for row, drafts, (logits_TV, aux_TLD) in zip(
-            busy, chains, target.forward(busy, fed), strict=True
-        ):
-            new = _verify(replies[row], drafts, logits_TV.argmax(-1).tolist())
-            target.commit(row, new)
-            replies[row].aux.append(aux_TLD[:new])
+        seen = target.forward(
+            busy,
+            [[replies[row].path[-1], *tree.ids] for row, tree in zip(busy, trees, strict=True)],
+            parents=[[ROOT, *(above + 1 for above in tree.parents)] for tree in trees],
+        )
+        for row, tree, (logits_TV, aux_TLD) in zip(busy, trees, seen, strict=True):
+            walked = walk(tree, lambda index, rows=logits_TV: rows[index + 1], pick)
+            kept = [0, *(index + 1 for index in walked.kept)][: _extend(replies[row], walked)]
+            target.commit(row, kept)
+            replies[row].aux.append(aux_TLD[kept])
     return [
         Decoded(
             ids=tuple(reply.path[reply.start :]),
@@ -139,10 +147,10 @@ def _prefill(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stop_ids: Sequence[int],
-    room: int = 0,
+    pick: Pick,
 ) -> list[_Reply]:
-    """Run each prompt by itself and take its first token; `room` is for drafts past the end."""
-    target.start(len(prompts), max(map(len, prompts)) + max_new_tokens + room)
+    """Run each prompt by itself and take its first token."""
+    target.start(len(prompts), max(map(len, prompts)) + max_new_tokens)
     replies = []
     for row, prompt in enumerate(prompts):
         reply = _Reply(
@@ -152,40 +160,60 @@ def _prefill(
             stop_ids=stop_ids,
         )
         ((logits_TV, aux_TLD),) = target.forward([row], [list(prompt)], last_only=True)
-        target.commit(row, len(prompt))
+        target.commit(row, range(len(prompt)))
         reply.aux.append(aux_TLD)
-        reply.take(logits_TV[-1])
+        reply.take(logits_TV[-1], pick)
         replies.append(reply)
     return replies
 
 
-def _verify(reply: _Reply, drafts: Sequence[int], choices: list[int]) -> int:
+def _extend(reply: _Reply, walked: Walk) -> int:
     """Append what a verification gains, up to a stop id or the end; return its number."""
-    gained = choices[: _matching(drafts, choices) + 1]
+    gained = walked.gained
     stop = next((i + 1 for i, token in enumerate(gained) if token in reply.stop_ids), len(gained))
-    new = gained[: min(stop, reply.end - len(reply.path))]
-    reply.verdicts.append(_judge(drafts, new))
-    reply.path += new
-    return len(new)
+    new = min(stop, reply.end - len(reply.path))
+    reply.verdicts.append((new, min(len(walked.kept), new), min(walked.judged, new)))
+    reply.path += gained[:new]
+    return new
 
 
 def drafting(runner: DraftRunner) -> Propose:
-    """Return the proposals of an EAGLE-3 drafter for one sequence."""
+    """Return the chains of an EAGLE-3 drafter for one sequence."""
+    return _following(runner, lambda own, ids, aux_TLD, k: chain(own.propose(ids, aux_TLD, k)))
+
+
+def branching(runner: DraftRunner, top_k: int, num_nodes: int) -> Propose:
+    """Return its trees: the `top_k` best after each draft, `num_nodes` of all that kept."""
+    return _following(
+        runner, lambda own, ids, aux_TLD, k: own.propose_tree(ids, aux_TLD, k, top_k, num_nodes)
+    )
+
+
+def drawing(runner: DraftRunner, temperature: float, generator: torch.Generator) -> Propose:
+    """Return chains drawn from its distribution at a temperature."""
+    return _following(
+        runner, lambda own, ids, aux_TLD, k: own.draw(ids, aux_TLD, k, temperature, generator)
+    )
+
+
+def _following(
+    runner: DraftRunner, draft: Callable[[DraftRunner, list[int], Tensor, int], Tree]
+) -> Propose:
     own = runner.fresh()
     rows = 0
 
-    def propose(path: list[int], aux_TLD: Tensor, num_drafts: int) -> list[int]:
+    def propose(path: list[int], aux_TLD: Tensor, num_drafts: int) -> Tree:
         nonlocal rows
         next_ids = path[rows + 1 :]
         rows = len(path) - 1
-        return own.propose(next_ids, aux_TLD, num_drafts)
+        return draft(own, next_ids, aux_TLD, num_drafts)
 
     return propose
 
 
 def looking_up(lookup: Lookup) -> Propose:
     """Return the proposals of prompt lookup."""
-    return lambda path, _aux, num_drafts: lookup.propose(path, num_drafts)
+    return lambda path, _aux, num_drafts: chain(lookup.propose(path, num_drafts))
 
 
 def replay(
@@ -197,23 +225,26 @@ def replay(
     is `a b c d`, chains right for one token, K = 2: `a` is the prefill's; the first verification
     gains `b` and the bonus `c`, the second gains `d` alone: gains 2, 1, tau 1.5.
     """
+    return replay_trees(path, reply_start, lambda n: chain(list(chains(n))[:num_drafts]))
+
+
+def replay_trees(path: Sequence[int], reply_start: int, trees: Callable[[int], Tree]) -> Verified:
+    """Return the same for trees; they are asked for in the order of the path."""
     committed = reply_start + 1
     verdicts: list[tuple[int, int, int]] = []
     while committed < len(path):
-        drafts = list(chains(committed))[:num_drafts]
-        verdicts.append(_judge(drafts, path[committed:]))
+        rest = path[committed:]
+        verdicts.append(_judge(trees(committed), rest))
         committed += verdicts[-1][0]
     return _verified(verdicts)
 
 
-def _judge(drafts: Sequence[int], rest: Sequence[int]) -> tuple[int, int, int]:
-    """Return gain, accepted and judged drafts of a chain before the rest of the reply."""
-    accepted = _matching(drafts, rest)
-    return (
-        min(accepted + 1, len(rest)),
-        accepted,
-        min(len(drafts), len(rest), accepted + 1),
-    )
+def _judge(tree: Tree, rest: Sequence[int]) -> tuple[int, int, int]:
+    """Return gain, accepted and judged drafts of a tree before the rest of the reply."""
+    ahead = iter(rest)
+    walked = walk(tree, lambda _: torch.empty(0), lambda *_: next(ahead, _PAST_THE_END))
+    accepted = len(walked.kept)
+    return min(accepted + 1, len(rest)), accepted, min(walked.judged, len(rest))
 
 
 def _verified(verdicts: Sequence[tuple[int, int, int]]) -> Verified:
@@ -221,15 +252,10 @@ def _verified(verdicts: Sequence[tuple[int, int, int]]) -> Verified:
     return Verified(gains=gains, accepted=accepted, judged=judged)
 
 
-def _matching(drafts: Sequence[int], choices: Sequence[int]) -> int:
-    """Return how many drafts equal the target's choices before the first that does not."""
-    same = [draft == choice for draft, choice in zip(drafts, choices, strict=False)]
-    return next((i for i, equal in enumerate(same) if not equal), len(same))
-
-
 def first_difference(ids: Sequence[int], other: Sequence[int]) -> int | None:
     """Return the first place where two replies differ, in tokens; None if they are equal."""
-    place = _matching(ids, other)
+    shorter = min(len(ids), len(other))
+    place = next((i for i in range(shorter) if ids[i] != other[i]), shorter)
     return None if place == len(ids) == len(other) else place
 
 

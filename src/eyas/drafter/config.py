@@ -50,6 +50,8 @@ def make_config(
 ) -> DrafterConfig:
     """Return the drafter's shape: the settings', or where they are null the target's.
 
+    The draft vocabulary is at most the target's: a small target needs no option of its own.
+
     `target` is the target's config.json (a Llama-like one; a multimodal one nests it).
 
     Raises: EyasError where the shapes cannot work together.
@@ -67,7 +69,7 @@ def make_config(
         or heads,
         head_dim=target.get("head_dim") or width // heads,
         vocab_size=target["vocab_size"],
-        draft_vocab_size=drafter.draft_vocab_size,
+        draft_vocab_size=min(drafter.draft_vocab_size, target["vocab_size"]),
         rms_norm_eps=target["rms_norm_eps"],
         rope_theta=_rope_theta(target),
         max_position_embeddings=target["max_position_embeddings"],
@@ -87,12 +89,6 @@ def _rope_theta(target: Mapping[str, Any]) -> float:
 
 
 def _check(config: DrafterConfig) -> None:
-    if config.draft_vocab_size > config.vocab_size:
-        raise EyasError(
-            f"drafter.draft_vocab_size: expected at most the target's {config.vocab_size}, "
-            f"got {config.draft_vocab_size}",
-            hint="lower drafter.draft_vocab_size",
-        )
     if len(config.aux_layers) != AUX_STATES:
         raise EyasError(
             f"extract.layers: expected {AUX_STATES} layers for an EAGLE-3 drafter, "

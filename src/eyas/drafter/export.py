@@ -1,13 +1,12 @@
-"""The folder that SGLang and vLLM load: exact keys, shapes and dtypes, or no folder at all.
+"""The folder that a server loads: exact keys, shapes and dtypes, or no folder at all.
 
 Reads: models/drafter. Writes: models/export (config.json, model.safetensors, README.md).
 Servers skip unknown keys silently and guess missing layer ids, so everything is refused here.
-Source: SGLang python/sglang/srt/models/llama_eagle3.py; vLLM model_executor/models/llama_eagle3.py.
+Source: eyas.drafter.profiles, which says what each server reads.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import orjson
 import torch
@@ -16,8 +15,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
+from eyas.drafter.profiles import (
+    NESTED,
+    OWN_LAYER,
+    profile_named,
+    profile_of,
+    renamed,
+    serving_config,
+)
 from eyas.errors import EyasError
-from eyas.files import replacing, write_json, write_text
+from eyas.files import read_json, replacing, write_json, write_text
 
 WEIGHTS = "model.safetensors"
 _HINT = "train again with `dvc repro -f -s train`"
@@ -86,40 +93,6 @@ def _check_maps(d2t_N: Tensor, t2d_V: Tensor, where: str) -> None:
         raise EyasError(f"{where}: d2t and t2d name different ids", hint=_HINT)
 
 
-def serving_config(config: DrafterConfig) -> dict[str, Any]:
-    """Return config.json, with rope in the old and the new form for servers of either age."""
-    c = config
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "hidden_size": c.hidden_size,
-        "target_hidden_size": c.target_hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "num_hidden_layers": 1,
-        "hidden_act": "silu",
-        "rms_norm_eps": c.rms_norm_eps,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "vocab_size": c.vocab_size,
-        "draft_vocab_size": c.draft_vocab_size,
-        "max_position_embeddings": c.max_position_embeddings,
-        "rope_theta": c.rope_theta,
-        "rope_scaling": None,
-        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": c.bos_token_id,
-        "eos_token_id": c.eos_token_id,
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(c.aux_layers),
-            "use_aux_hidden_state": True,
-        },
-    }
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read every tensor of a safetensors file.
 
@@ -146,14 +119,20 @@ def write_export(
     tensors: Mapping[str, Tensor],
     config: DrafterConfig,
     card: str,
+    profile: str = "sglang",
+    verifier: str | None = None,
+    *,
     told: Mapping[str, str] | None = None,
 ) -> None:
-    """Check, write in bfloat16, read back and compare bit for bit; `told` goes into the metadata.
+    """Check, write in bfloat16 as a profile names it, read back and compare bit for bit.
+
+    `told` goes into the metadata of the weights.
 
     Raises: EyasError if anything is not as servers expect it.
     """
     check_tensors(tensors, config, "drafter")
-    served = served_tensors(tensors)
+    key = profile_named(profile).layer_key
+    described, served = serving_config(config, profile, verifier), served_tensors(tensors)
     metadata = {
         "format": "pt",
         "target": config.target_name,
@@ -161,12 +140,11 @@ def write_export(
         **(told or {}),
     }
     with replacing(folder / WEIGHTS) as temporary:
-        save_file(served, temporary, metadata=metadata)
+        save_file(renamed(served, OWN_LAYER, key), temporary, metadata=metadata)
         _sort_metadata(temporary)
-    write_json(folder / "config.json", serving_config(config))
+    write_json(folder / "config.json", described)
     write_text(folder / "README.md", card)
-    again = read_tensors(folder / WEIGHTS)
-    check_tensors(again, config, str(folder / WEIGHTS))
+    again = read_export(folder, config)
     if changed := [n for n in served if not torch.equal(served[n], again[n])]:
         raise EyasError(f"{folder / WEIGHTS}: '{changed[0]}' changed on its way to the disk")
 
@@ -184,3 +162,24 @@ def _sort_metadata(path: Path) -> None:
         assert len(text) <= size
         file.seek(8)
         file.write(text.ljust(size))
+
+
+def read_export(folder: Path, config: DrafterConfig) -> dict[str, Tensor]:
+    """Return an export's tensors under our names, whatever its profile.
+
+    Raises: EyasError if config.json or the tensors are not those of this drafter.
+    """
+    described = read_json(folder / "config.json", hint="run `dvc repro export`")
+    profile = profile_of(described)
+    verifier = described.get(NESTED, {}).get("verifier", {}).get("name_or_path")
+    expected = serving_config(config, profile, verifier)
+    if wrong := sorted(k for k in described | expected if described.get(k) != expected.get(k)):
+        raise EyasError(
+            f"{folder}/config.json: {wrong[0]}: expected {expected.get(wrong[0])}, got "
+            f"{described.get(wrong[0])} (profile {profile})",
+            hint="run `dvc repro -f -s export`",
+        )
+    key = profile_named(profile).layer_key
+    tensors = renamed(read_tensors(folder / WEIGHTS), key, OWN_LAYER)
+    check_tensors(tensors, config, str(folder / WEIGHTS))
+    return tensors

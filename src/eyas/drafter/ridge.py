@@ -22,12 +22,10 @@ _SELF_SCORE = 12.0  # attention score of a row on itself; on a row of another to
 class NormalEquations:
     """Sums over rows in float64: features by features, features by regressed state."""
 
-    def __init__(self, aux_width: int, width: int) -> None:
-        self.aux_width = aux_width
-        features = aux_width + width
-        self.gram_FF = torch.zeros(features, features, dtype=torch.float64)
-        self.cross_FD = torch.zeros(features, width, dtype=torch.float64)
-        self.rows = 0
+    def __init__(self, num_features: int, width: int) -> None:
+        self.gram_FF = torch.zeros(num_features, num_features, dtype=torch.float64)
+        self.cross_FD = torch.zeros(num_features, width, dtype=torch.float64)
+        self.rows = 0.0
 
     def add(self, document: Document, embed_TD: Tensor, norm_weight_D: Tensor, eps: float) -> None:
         """Add a document's rows t >= 1; position 0 is the attention sink and like no other.
@@ -41,9 +39,13 @@ class NormalEquations:
         kept_T = ~state_TD.isnan().all(-1)
         if not kept_T.all():
             features_TF, state_TD = features_TF[kept_T], state_TD[kept_T]
-        self.gram_FF.addmm_(features_TF.T, features_TF)
-        self.cross_FD.addmm_(features_TF.T, state_TD)
-        self.rows += len(features_TF)
+        self.accumulate(features_TF, state_TD)
+
+    def accumulate(self, features_TF: Tensor, state_TD: Tensor, weight: float = 1.0) -> None:
+        """Add rows; their products are taken in the type that they have."""
+        self.gram_FF.add_(features_TF.T @ features_TF, alpha=weight)
+        self.cross_FD.add_(features_TF.T @ state_TD, alpha=weight)
+        self.rows += weight * len(features_TF)
 
     def solve(self, strength: float) -> Tensor:
         """Return the map [D, F] from features to state; `strength` is relative to unit features.
@@ -71,7 +73,7 @@ def sum_equations(
 ) -> NormalEquations:
     """Return the normal equations of all documents, in one pass."""
     width = embed_VD.shape[1]
-    equations = NormalEquations(AUX_STATES * width, width)
+    equations = NormalEquations((AUX_STATES + 1) * width, width)
     for index in range(len(documents.lengths)):
         document = documents.read(index)
         equations.add(document, embed_VD[document.input_ids_T.long()], norm_weight_D, eps)
@@ -96,7 +98,7 @@ def ridge_start(
     weight is scaled by `norm_scale` (softer logits, same argmax). down_proj is 0.
     """
     weights_DF = equations.solve(strength)
-    aux = equations.aux_width
+    aux = equations.gram_FF.shape[0] - drafter.config.hidden_size
     cov_DD = equations.gram_FF[aux:, aux:] / equations.rows
     generator = torch.Generator().manual_seed(seed)
     layer, width = drafter.midlayer, drafter.config.hidden_size

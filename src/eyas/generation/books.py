@@ -22,6 +22,7 @@ class Entry:
     completion_tokens: int
     cost_usd: float
     max_tokens: int | None = None  # of the request, where it is known
+    latency_s: float = 0.0  # 0: not known
 
     @property
     def tokens(self) -> int:
@@ -53,6 +54,7 @@ class Books:
                 completion_tokens=record["completion_tokens"],
                 cost_usd=record["cost_usd"],
                 max_tokens=record.get("sampling", {}).get("max_tokens"),
+                latency_s=record.get("latency_s") or 0.0,
             )
         elif name == "abandoned":
             self._charge(fingerprint, record.get("estimated_tokens", 0), 0.0)

@@ -22,7 +22,6 @@ class Tally:
 
     total: int  # rows wanted
     resumed: int  # of them answered before this run
-    budget_tokens: int | None = None
     held_tokens: int = 0  # of the resumed rows
     held_usd: float = 0.0
     new: int = 0
@@ -36,7 +35,6 @@ class Tally:
     settled: int = 0  # of them, and of earlier runs': whose price GET /generation told
     key: dict[str, float | None] = field(default_factory=dict)  # what GET /key said, purse.py
     in_flight: int = 0
-    limit: int = 0
     failures: Counter[str] = field(default_factory=Counter)  # attempts, by reason
     failed_rows: Counter[str] = field(default_factory=Counter)  # given up, by reason
     waiting: Counter[str] = field(default_factory=Counter)  # rows to be asked again, by reason

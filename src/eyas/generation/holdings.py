@@ -26,10 +26,10 @@ def take_stock(jobs: Sequence[Job], books: Books, wish: Wish, prices: Prices | N
     limits = Limits(generate, prices)
     ordered = admission_order(jobs, wish.sampling.seed)
     held, todo = split_jobs(ordered, _sizes(jobs, books, limits), books.final, generate)
-    tally = Tally(total=len(jobs), resumed=len(held), budget_tokens=generate.budget_tokens)
+    tally = Tally(total=len(jobs), resumed=len(held))
     for job in held:
         entry = books.entries[job.fingerprint]
-        limits.hold(_spent(entry, job.max_tokens))
+        limits.hold(_spent(entry, job.max_tokens), entry.latency_s)
         tally.held_tokens += entry.tokens
         tally.held_usd += entry.cost_usd
     paid = wish.endpoint.name != "local"  # nobody charges for what is lost on the way from there

@@ -1,10 +1,10 @@
 """Bound the requests in flight: double at first, cut by a fifth when refused, find back fast.
 
-An endpoint refuses at once and answers late. So a probe is time, not a round of answers: after five
-seconds of full use with answers and hardly a refusal the limit grows, by 5 % after a cut, then by
-twice as much each time, up to doubling. What is cut for is a share of refusals: a provider that
-turns away one request in a hundred whatever the load would else hold the limit near 30 (with a cut
-for each refusal it fell to 1 of 2,000 in a rehearsal, 2026-11-30).
+An endpoint refuses at once and answers late. So a probe is time, not a round of answers: after
+three seconds of full use with answers and hardly a refusal the limit grows, by 5 % after a cut,
+then by twice as much each time, up to doubling. What is cut for is a share of refusals: a provider
+that turns away one request in a hundred whatever the load would else hold the limit near 30 (with
+a cut for each refusal it fell to 1 of 2,000 in a rehearsal, 2026-11-30).
 Pure: the clock is an argument. Source: additive increase, multiplicative decrease (Chiu and Jain
 1989); slow start (RFC 5681); growth that accelerates away from the last cut (CUBIC, RFC 9438).
 """
@@ -15,7 +15,7 @@ _CUT = 0.8
 _USED = 0.8  # of the limit must really have been in flight for the limit to grow
 _REFUSED = 0.05  # of a probe's attempts, and
 _REFUSALS = 3  # at least so many, before the limit is cut
-PROBE_S = 5.0
+PROBE_S = 3.0
 DEBOUNCE_S = 15.0  # by our own clock: a long Retry-After must neither freeze nor repeat the cut
 
 

@@ -37,11 +37,12 @@ class Limits:
         """Return the tokens of an answer that count."""
         return spent.completion_tokens + (spent.prompt_tokens if self._with_prompts else 0)
 
-    def hold(self, spent: Spent) -> None:
+    def hold(self, spent: Spent, latency_s: float = 0.0) -> None:
         """Count a row that the journal already has."""
-        self.tokens.hold(self._prompt(spent.prompt_tokens), spent.completion_tokens)
+        prompt_tokens = self._prompt(spent.prompt_tokens)
+        self.tokens.hold(prompt_tokens, spent.completion_tokens, latency_s)
         if self._usd:
-            self._usd.hold(0, int(spent.usd * _UNITS))
+            self._usd.hold(0, int(spent.usd * _UNITS), latency_s)
 
     def charge(self, tokens: int, usd: float = 0.0) -> None:
         """Count what brought no row; where no price is known, at that of completions."""
@@ -57,16 +58,29 @@ class Limits:
         )
 
     def admit(self, prompt_tokens: int, max_tokens: int) -> int:
-        """Reserve room for a request; return its ticket."""
+        """Reserve room for a row; return its ticket."""
         if self._usd:
             self._usd.admit(*self._units(prompt_tokens, max_tokens))
         return self.tokens.admit(self._prompt(prompt_tokens), max_tokens)
 
-    def settle(self, ticket: int, spent: Spent) -> None:
-        """Replace a reservation by what was billed."""
-        self.tokens.settle(ticket, self._prompt(spent.prompt_tokens), spent.completion_tokens)
+    def send(self, ticket: int, now_s: float) -> None:
+        """Note that the row's request leaves now."""
+        self.tokens.send(ticket, now_s)
         if self._usd:
-            self._usd.settle(ticket, 0, int(spent.usd * _UNITS))
+            self._usd.send(ticket, now_s)
+
+    def rest(self, ticket: int) -> None:
+        """Note that the row's request failed and waits."""
+        self.tokens.rest(ticket)
+        if self._usd:
+            self._usd.rest(ticket)
+
+    def settle(self, ticket: int, spent: Spent, now_s: float) -> None:
+        """Replace a reservation by what was billed."""
+        prompt_tokens = self._prompt(spent.prompt_tokens)
+        self.tokens.settle(ticket, prompt_tokens, spent.completion_tokens, now_s)
+        if self._usd:
+            self._usd.settle(ticket, 0, int(spent.usd * _UNITS), now_s)
 
     def void(self, ticket: int) -> None:
         """Release the reservation of a row that failed."""

@@ -182,6 +182,7 @@ class Run:
         task = asyncio.create_task(self._ask(row, body, asker))
         self._tasks[task] = row
         self._load += self._weight(row)
+        self._limits.send(row.ticket, now_s)
         self.tally.requests_sent += 1
         task.add_done_callback(self._ended)
 
@@ -211,7 +212,7 @@ class Run:
             completion_tokens=job.max_tokens if completion_tokens is None else completion_tokens,
             usd=outcome.cost_usd,
         )
-        self._limits.settle(row.ticket, spent)
+        self._limits.settle(row.ticket, spent, time.monotonic())
         response = response_of(
             row,
             outcome,
@@ -221,8 +222,7 @@ class Run:
             quantizations=self._plan.quantizations,
         )
         self._unstored += not self._write("responses", dataclasses.asdict(response))
-        self._hopeless = self._silence = 0
-        self._heard_s = time.monotonic()
+        self._hopeless, self._silence, self._heard_s = 0, 0, time.monotonic()
         self.tally.count(response)
         self._providers.answered(response.provider)
         self._meter.answered(
@@ -243,8 +243,7 @@ class Run:
         self.tally.maybe_billed += outcome.maybe_billed
         self._meter.failed(outcome.provider, outcome.reason, now_s)
         final = outcome.kind == "reject" and outcome.reason in FINAL
-        record = failure_of(row, outcome, charged_tokens=charged, final=final)
-        self._write("failures", record)
+        self._write("failures", failure_of(row, outcome, charged_tokens=charged, final=final))
         match outcome.kind:
             case "stop":
                 self._halt(refusal(outcome))
@@ -270,6 +269,7 @@ class Run:
         if spent or (crowded and now_s - row.first_s > self._plan.patience_s):
             self._give_up(row, outcome)
             return
+        self._limits.rest(row.ticket)
         row.waits_for = outcome.reason
         self.tally.waiting[outcome.reason] += 1
         heapq.heappush(self._waiting, (now_s + wait_s, next(self._serial), row))
@@ -333,7 +333,7 @@ class Run:
                     await asyncio.to_thread(self._journal.sync)
                 except OSError as error:
                     self._halt(EyasError(f"{self._journal.folder}: cannot sync ({error.strerror})"))
-            self.tally.in_flight, self.tally.limit = len(self._tasks), self._limiter.limit
+            self.tally.in_flight = len(self._tasks)
             progress.show(self._view(time.monotonic()))
 
     async def _feel_lag(self) -> None:

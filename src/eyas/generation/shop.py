@@ -64,6 +64,7 @@ class Ledger:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
+    sold: Counter[bytes] = field(default_factory=Counter)  # digest of a body -> times answered
     generations: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -252,6 +253,7 @@ def ledger_data(shop: Shop) -> dict[str, Any]:
             "prompt_tokens": ledger.prompt_tokens,
             "completion_tokens": ledger.completion_tokens,
             "usd": round(ledger.usd, 9),
+            "repeated": sum(ledger.sold.values()) - len(ledger.sold),
             "refusals": dict(ledger.refusals),
         }
     }

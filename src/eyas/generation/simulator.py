@@ -6,9 +6,10 @@ serves several times what uvicorn's pure one does, and a connection can be cut i
 
 import asyncio
 import dataclasses
+import hashlib
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from aiohttp import web
 
 from eyas.generation import shop as books
 from eyas.generation.prices import cost_usd
-from eyas.generation.shop import ROOT, RefusalError, Shop
+from eyas.generation.shop import ROOT, LocalAnswer, RefusalError, Shop
 from eyas.generation.simulation import (
     FAULTS,
     Fault,
@@ -37,23 +38,27 @@ _MAX_BODY_BYTES = 64 << 20
 SHOP = web.AppKey("shop", Shop)
 
 
+Recount = Callable[[Mapping[str, Any], LocalAnswer], LocalAnswer]  # body, answer
+
+
 @dataclass(slots=True)
 class _Market:
     simulation: Simulation
     shop: Shop
     loads: list[int]  # requests in flight, a provider each
+    recount: Recount | None  # gives an answer other counts than a token for four characters
     held_usd: float = 0.0  # price of all running requests at their max_tokens
     cached: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # body -> reply
 
 
-def build_simulator(simulation: Simulation) -> web.Application:
+def build_simulator(simulation: Simulation, recount: Recount | None = None) -> web.Application:
     """Return the application; its shop is `app[SHOP]`."""
     shop = Shop(
         model_name=simulation.model,
         sellers=sellers_of(simulation),
         limit_usd=simulation.limit_usd,
     )
-    market = _Market(simulation, shop, [0] * len(simulation.providers))
+    market = _Market(simulation, shop, [0] * len(simulation.providers), recount)
     app = web.Application(client_max_size=_MAX_BODY_BYTES)
     app[SHOP] = shop
 
@@ -85,10 +90,13 @@ def build_simulator(simulation: Simulation) -> web.Application:
     return app
 
 
-async def serve_simulation(simulation: Simulation, listener: Any) -> None:
+async def serve_simulation(
+    simulation: Simulation, listener: Any, recount: Recount | None = None
+) -> None:
     """Serve on a bound socket until cancelled."""
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # cut connections are its task
-    runner = web.AppRunner(build_simulator(simulation), access_log=None, shutdown_timeout=0.1)
+    app = build_simulator(simulation, recount)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.SockSite(runner, listener, backlog=4096).start()
@@ -132,6 +140,7 @@ async def _answer(
     reply = await _sell(market, body, choice)
     if isinstance(reply, web.Response):
         return reply
+    market.shop.ledger.sold[hashlib.sha256(raw).digest()] += 1
     if caching:
         market.cached[raw] = reply
     return await _deliver(request, reply, fault.act if fault else "say")
@@ -144,6 +153,7 @@ async def _sell(
     simulation, seller = market.simulation, market.shop.sellers[choice]
     dice = dice_of(simulation, body.get("seed"), body["messages"])  # equal requests, equal replies
     answered = draw_answer(simulation, body, dice)
+    answered = market.recount(body, answered) if market.recount else answered
     speed = simulation.providers[choice].tokens_per_s
     delay_s = draw_delay_s(simulation, speed, answered.completion_tokens, dice)
     held_usd = cost_usd(

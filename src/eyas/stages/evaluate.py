@@ -8,6 +8,9 @@ real at `headline_steps`, and the ids must be the same. Other K and the baseline
 training, random weights, prompt lookup) are replays of the plain path; the replay of the trained
 drafter at the headline K must verify exactly as often as its real loop did. Time is measured on a
 few prompts, one at a time, as a user feels it.
+
+With `evaluate.backend=sglang` the target is not loaded: a server with the exported drafter answers
+the prompts, its own counts give acceptance, and prompt lookup is replayed along its replies.
 """
 
 import logging
@@ -22,14 +25,14 @@ from omegaconf import DictConfig
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter import acceptance as ac
+from eyas.drafter import served
 from eyas.drafter.config import DrafterConfig, load_config
 from eyas.drafter.export import (
-    WEIGHTS,
     check_tensors,
     expected_shapes,
+    read_export,
     read_tensors,
     served_tensors,
-    serving_config,
 )
 from eyas.drafter.heldout import Decoding, HeldOut, decode_all, describe, wall_clock
 from eyas.drafter.inference import DraftRunner
@@ -72,6 +75,14 @@ def work(params: Params) -> Report:
     codec = load_codec(params.section("target.codec", str), TARGET)
     prompts = read_prompts(params.section("merge.sources", tuple[str, ...]), settings)
     rendered = [(p, codec.render_prompt(p.messages, p.tools)) for p in prompts]
+    if settings.backend == "sglang":
+        read_export(EXPORT, config)
+        decoding = Decoding(max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids)
+        return work_served(rendered, settings, runtime.sglang_url, decoding)
+    if settings.backend != "transformers":
+        raise EyasError(
+            f"evaluate.backend: expected transformers | sglang, got '{settings.backend}'"
+        )
     model = load_model(TARGET)
     embed_VD = model.get_input_embeddings().weight.detach()
     runners = {
@@ -96,17 +107,67 @@ def work(params: Params) -> Report:
     return report_of(result, settings)
 
 
+def work_served(
+    rendered: Sequence[tuple[Prompt, list[int]]],
+    settings: Evaluate,
+    url: str | None,
+    decoding: Decoding,
+) -> Report:
+    """Let a server decode the prompts with its drafter, and write its counts as the table."""
+    if url is None:
+        raise EyasError(
+            "runtime.sglang_url: expected the address of a server for evaluate.backend=sglang",
+            hint=f"{EXPORT}/README.md has the command that starts one",
+        )
+    num_drafts = settings.headline_steps
+    served.check_server(served.server_info(url), num_drafts)
+    replies = served.ask_all(url, [ids for _, ids in rendered], **decoding)
+    rows = served_rows(rendered, replies, settings)
+    tokens, verifications = rows[0]["tokens"], rows[0]["verifications"]
+    average = served.server_info(url)["internal_states"][0]["avg_spec_accept_length"]
+    metrics = acceptance_metrics(rows, num_drafts) | {
+        "prompts": len(replies),
+        "forward_passes_saved_share": round((tokens - verifications) / (tokens + len(replies)), 4),
+        "server_accept_length": round((tokens + len(replies)) / max(verifications, 1), 4),
+        "server_average": round(average, 4),
+    }
+    write_json(OUT, {"convention": CONVENTION, "headline_steps": num_drafts, "rows": rows})
+    return Report(
+        summary=f"acceptance length at K={num_drafts} in SGLang: trained "
+        f"{metrics['acceptance_length_trained']:.2f}, prompt lookup "
+        f"{metrics['acceptance_length_lookup']:.2f}; {len(replies)} prompts",
+        metrics=metrics,
+        artifacts=(OUT,),
+    )
+
+
+def served_rows(
+    rendered: Sequence[tuple[Prompt, list[int]]],
+    replies: Sequence[served.Reply],
+    settings: Evaluate,
+) -> list[dict[str, Any]]:
+    """Return the rows of the server's drafter, and those of prompt lookup on the same replies."""
+    num_drafts, lookup = settings.headline_steps, Lookup(max_ngram=settings.lookup_ngram)
+    named = [(p.dataset, r.ids) for (p, _), r in zip(rendered, replies, strict=True)]
+    found = [reply.verified(num_drafts) for reply in replies]
+    rows = rows_of(("trained", "served", num_drafts), named, found)
+    paths = [[*ids, *reply.ids] for (_, ids), reply in zip(rendered, replies, strict=True)]
+    replays = [
+        ac.replay(
+            path, len(ids), lambda n, path=path: lookup.propose(path[:n], num_drafts), num_drafts
+        )
+        for path, (_, ids) in zip(paths, rendered, strict=True)
+    ]
+    return rows + rows_of(("lookup", "replay", num_drafts), named, replays)
+
+
 def check_belonging(config: DrafterConfig) -> None:
-    """Refuse a drafter that was made for another target, and an export of another drafter."""
+    """Refuse a drafter that was made for another target."""
     revision = read_json(TARGET / SIDECAR, hint="run `dvc repro target`")["revision"]
     if revision != config.target_revision:
         raise EyasError(
             f"{DRAFTER}: made for target revision {config.target_revision}, {TARGET} is {revision}",
             hint="run `dvc repro`",
-        )
-    if read_json(EXPORT / "config.json", hint="run `dvc repro export`") != serving_config(config):
-        raise EyasError(
-            f"{EXPORT}/config.json: not that of {DRAFTER}", hint="run `dvc repro -f -s export`"
         )
 
 
@@ -128,8 +189,7 @@ def _id(prompt: Prompt) -> str:
 
 def drafters_of(config: DrafterConfig) -> dict[str, dict[str, torch.Tensor]]:
     """Return the exported drafter, its start before training, and random weights."""
-    trained = read_tensors(EXPORT / WEIGHTS)
-    check_tensors(trained, config, str(EXPORT / WEIGHTS))
+    trained = read_export(EXPORT, config)
     start = read_tensors(DRAFTER / "start.safetensors")
     check_tensors(start, config, str(DRAFTER / "start.safetensors"))
     start = served_tensors(start)
@@ -152,7 +212,8 @@ def table(
     """Return the rows, real and replayed, and the trained drafter's replay at the headline K."""
     headline = settings.headline_steps
     steps = sorted({*settings.draft_steps, headline})
-    rows = rows_of(("trained", "real", headline), paths, [p.drafted.verified for p in paths])
+    replies = [(path.dataset, path.plain.ids) for path in paths]
+    rows = rows_of(("trained", "real", headline), replies, [p.drafted.verified for p in paths])
     for row in rows:
         row["lossless_prompts"] = sum(
             p.lost_at is None for p in paths if row["dataset"] in (ALL, p.dataset)
@@ -165,7 +226,7 @@ def table(
                 ac.replay(path.ids, len(path.prompt), chain, num_drafts)
                 for path, chain in zip(paths, chains, strict=True)
             ]
-            rows += rows_of((name, "replay", num_drafts), paths, replays[name, num_drafts])
+            rows += rows_of((name, "replay", num_drafts), replies, replays[name, num_drafts])
     return rows, replays["trained", headline]
 
 
@@ -189,16 +250,21 @@ def chains_of(
 
 
 def rows_of(
-    about: tuple[str, str, int], paths: Sequence[HeldOut], verified: Sequence[ac.Verified]
+    about: tuple[str, str, int],
+    replies: Sequence[tuple[str, Sequence[int]]],
+    verified: Sequence[ac.Verified],
 ) -> list[dict[str, Any]]:
-    """Return a row for all prompts and one a data set; `about` is drafter, method and K."""
+    """Return a row for all prompts and one a data set.
+
+    `about` is drafter, method and K; `replies` pairs each prompt's data set with its reply.
+    """
     drafter, method, num_drafts = about
     rows = []
-    for dataset in (ALL, *dict.fromkeys(path.dataset for path in paths)):
+    for dataset in (ALL, *dict.fromkeys(name for name, _ in replies)):
         chosen = [
-            (path.plain.ids, v)
-            for path, v in zip(paths, verified, strict=True)
-            if dataset in (ALL, path.dataset)
+            (ids, v)
+            for (name, ids), v in zip(replies, verified, strict=True)
+            if dataset in (ALL, name)
         ]
         row = {"drafter": drafter, "dataset": dataset, "method": method}
         rows.append(row | ac.figures_of(chosen, num_drafts))
@@ -220,13 +286,19 @@ def warn_of(prompts: Sequence[Mapping[str, Any]]) -> None:
             log.warning("evaluate: %(dataset)s prompt %(id)s: replay differs", prompt)
 
 
+def acceptance_metrics(rows: Sequence[Mapping[str, Any]], headline: int) -> dict[str, float | int]:
+    """Return the acceptance length of each drafter and data set at the headline K."""
+    return {
+        f"acceptance_length_{row['drafter']}"
+        + ("" if row["dataset"] == ALL else f"_{row['dataset']}"): round(row["tau"], 4)
+        for row in rows
+        if row["method"] != "real" and row["draft_steps"] == headline
+    }
+
+
 def report_of(result: Mapping[str, Any], settings: Evaluate) -> Report:
     """Return the headline: acceptance lengths, losslessness, time."""
-    metrics: dict[str, float | int] = {}
-    for row in result["rows"]:
-        if row["method"] == "replay" and row["draft_steps"] == settings.headline_steps:
-            suffix = "" if row["dataset"] == ALL else f"_{row['dataset']}"
-            metrics[f"acceptance_length_{row['drafter']}{suffix}"] = round(row["tau"], 4)
+    metrics = acceptance_metrics(result["rows"], settings.headline_steps)
     prompts, clock = result["prompts"], result["wall_clock"]
     saved = 1 - clock["forward_passes_drafted"] / clock["forward_passes_plain"]
     metrics |= {

@@ -1,4 +1,4 @@
-"""Write the drafter as the folder that SGLang and vLLM load.
+"""Write the drafter as the folder that a server loads: SGLang, vLLM, or speculators' format.
 
 Reads: models/drafter; data/responses, samples, valid and mixture for its lineage.
 Writes: models/export (config.json, model.safetensors, README.md).
@@ -16,8 +16,10 @@ from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter.config import DrafterConfig, load_config
 from eyas.drafter.export import WEIGHTS, read_tensors, write_export
+from eyas.drafter.profiles import profile_named
 from eyas.files import read_json
 from eyas.records import canonical_json
+from eyas.settings import Export
 
 DRAFTER = Path("models/drafter")
 OUT = Path("models/export")
@@ -33,16 +35,7 @@ Trained by eyas on replies of the target itself: {documents} documents, {tokens:
 | draft vocabulary | {draft_vocab} of {vocab} ids |
 | simulated acceptance length, {split} split, K = {ttt_steps}, with bonus | {tau:.3f} |
 
-Serve it with SGLang:
-
-    python -m sglang.launch_server --model-path TARGET --speculative-algorithm EAGLE3 \\
-      --speculative-draft-model-path THIS_FOLDER --speculative-num-steps 3 \\
-      --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
-
-or with vLLM:
-
-    vllm serve TARGET --speculative-config \\
-      '{{"method": "eagle3", "model": "THIS_FOLDER", "num_speculative_tokens": 3}}'
+{serve}
 
 Embeddings are the target's and are not in this folder. Acceptance length by real draft-verify
 decoding on held-out prompts stands in `data/evaluation.json` of the repository that made this:
@@ -62,20 +55,23 @@ def work(params: Params) -> Report:
     config = load_config(DRAFTER / "config.json")
     tensors = read_tensors(DRAFTER / "drafter.safetensors")
     sources = params.section("merge.sources", tuple[str, ...])
+    settings = params.section("export", Export)
     found = lineage.collect(sources)
-    card = f"{card_of(config, sources)}\n{lineage.card(found)}"
-    write_export(OUT, tensors, config, card, {lineage.KEY: canonical_json(found).decode()})
+    card = f"{card_of(config, sources, settings.profile)}\n{lineage.card(found)}"
+    told = {lineage.KEY: canonical_json(found).decode()}
+    form = (settings.profile, settings.verifier)
+    write_export(OUT, tensors, config, card, *form, told=told)
     parameters = sum(t.numel() for t in tensors.values() if t.is_floating_point())
     size_bytes = (OUT / WEIGHTS).stat().st_size
     return Report(
-        summary=f"{parameters / 1e6:.1f} M parameters, {size_bytes / 1e6:.1f} MB in {OUT}, "
-        "read back bit for bit",
+        summary=f"{parameters / 1e6:.1f} M parameters, {size_bytes / 1e6:.1f} MB in {OUT} as "
+        f"{settings.profile} loads it, read back bit for bit",
         metrics={"parameters": parameters, "size_bytes": size_bytes, "tensors": len(tensors)},
         artifacts=(OUT / "config.json", OUT / "README.md"),
     )
 
 
-def card_of(config: DrafterConfig, sources: Sequence[str]) -> str:
+def card_of(config: DrafterConfig, sources: Sequence[str], profile: str) -> str:
     """Return the model card."""
     facts = read_json(DRAFTER / "training.json", hint="run `dvc repro train`")
     length = "simulated_acceptance_length"
@@ -92,6 +88,7 @@ def card_of(config: DrafterConfig, sources: Sequence[str]) -> str:
         ttt_steps=facts["ttt_steps"],
         split={"val": "validation", "train": "training"}[split],
         tau=facts[f"{split}_{length}"],
+        serve=profile_named(profile).serve,
     )
 
 

@@ -1,6 +1,7 @@
 """Ask the endpoint for a reply to every prompt of a data set, within its budget.
 
-Reads: data/prompts/DS.jsonl, var/journal/DS. Writes: the journal, data/responses/DS.jsonl.
+Reads: data/prompts/DS.jsonl, var/journal/DS, answers that DVC pulled. Writes: the journal,
+data/responses/DS.jsonl.
 Run: python -m eyas.stages.generate select=chat.
 Source: shared/facts/generation.md section 3. A stopped run goes on where it was: run it again.
 """
@@ -21,6 +22,7 @@ from eyas.desk import local_endpoint
 from eyas.desk.approval import check_approved
 from eyas.desk.forecast import JOURNAL, forecast
 from eyas.desk.params import Params
+from eyas.desk.shared import take_shared
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.desk.wish import wish_of
 from eyas.errors import EyasError
@@ -78,6 +80,7 @@ def work(params: Params) -> Report:
     jobs = plan_jobs(prompts, settings, source)
     reserve_bytes = _RESERVE_BYTES * max(settings.runtime.concurrency.values())
     with Journal(JOURNAL / settings.dataset, reserve_bytes=reserve_bytes) as journal:
+        take_shared(jobs, journal, settings.wish, out)
         _tell_of_the_past(jobs, journal)
         started_s = time.monotonic()
         tally = ask_missing(jobs, journal, settings)

@@ -105,7 +105,7 @@ def _need(source: TargetSource, name: str) -> str:
 
 
 def _given(source: TargetSource) -> dict[str, object]:
-    names = ("package", "file", "sha256", "repo", "revision", "path", "steps", "seed")
+    names = ("package", "file", "sha256", "repo", "revision", "steps", "seed")  # a path is private
     return {name: value for name in names if (value := getattr(source, name)) is not None}
 
 

@@ -23,6 +23,7 @@ from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.drafter.checkpoint import digest_of, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
+from eyas.drafter.feedback import refine
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting
@@ -115,8 +116,9 @@ def work(params: Params) -> Report:
     )
     codec = load_codec(inputs.store.meta.template, TARGET)
     forced = {*codec.special_ids, *codec.stop_ids, *codec.markup_ids}
-    t2d_V = choose_vocabulary(counts_V, inputs.shape.draft_vocab_size, forced)
-    drafter = Drafter(build_config(inputs), t2d_V)
+    config = build_config(inputs)
+    t2d_V = choose_vocabulary(counts_V, config.draft_vocab_size, forced)
+    drafter = Drafter(config, t2d_V)
     build_start(drafter, inputs)
     OUT.mkdir(parents=True, exist_ok=True)
     save_config(OUT / "config.json", drafter.config)
@@ -220,6 +222,7 @@ def build_start(drafter: Drafter, inputs: Inputs) -> None:
         head_ND=head.lm_head_VD[drafter.t2d],
         seed=seed,
     )
+    refine(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
 
 
 def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:

@@ -29,7 +29,8 @@ from eyas.states.layout import (
 )
 from eyas.states.shards import FORMAT, Shard, shard_fault, without_defaults
 
-HINT = "make it again with `dvc repro -f -s extract` (intact shards are kept)"
+HINT = "`eyas store pull`, or make it with `dvc repro -f -s extract` (intact shards are kept)"
+_WITHOUT_INDEX = "`dvc pull` brings it where it was shared; `dvc repro extract` makes it"
 POST_NORM = "post_norm"
 
 
@@ -168,10 +169,12 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 def read_manifest(path: Path) -> Manifest:
     """Read the index strictly."""
-    value = read_json(path, hint=HINT)
+    value = read_json(path, hint=_WITHOUT_INDEX)
     got = value.get("format") if isinstance(value, dict) else None
     if got != FORMAT:
-        raise EyasError(f"{path}: expected a manifest of format {FORMAT}, got {got}", hint=HINT)
+        raise EyasError(
+            f"{path}: expected a manifest of format {FORMAT}, got {got}", hint=_WITHOUT_INDEX
+        )
     try:
         meta = StoreMeta(**value["meta"])
         return Manifest(
@@ -180,7 +183,7 @@ def read_manifest(path: Path) -> Manifest:
             samples=tuple(_sample(sample) for sample in value["samples"]),
         )
     except (KeyError, TypeError) as error:
-        raise EyasError(f"{path}: not a manifest ({error})", hint=HINT) from None
+        raise EyasError(f"{path}: not a manifest ({error})", hint=_WITHOUT_INDEX) from None
 
 
 def verify(manifest: Path, folder: Path) -> list[str]:

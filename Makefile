@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 SGLANG := .venv-sglang
+PEERS := .venv-peers
+CONFIGS ?= ../shared/peers/configs
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
@@ -12,7 +14,7 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang remote push pull options
+.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang remote push pull options bench-step
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -64,6 +66,16 @@ $(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock | $(VENV)/.run
 test-sglang: $(VENV)/.run $(SGLANG)/.ready ## a real SGLang serves the drafter of `make run`, else a tiny one: lossless, same acceptance
 	python benchmarks/serve_sglang.py $(if $(wildcard models/export/config.json),--folder .,--tiny)
 
+# The peers of benchmarks/train_step.py have an environment of their own too, and nothing of CUDA.
+$(PEERS)/.ready: requirements/torch.txt requirements/peers.lock | $(VENV)/.run
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt
+	$(VENV)/bin/uv pip install -q --python $(PEERS) --no-deps -r requirements/peers.lock
+	touch $@
+
+bench-step: $(VENV)/.run $(PEERS)/.ready ## the training step beside SpecForge's and speculators' (about 25 minutes)
+	for config in small long masked smol; do python benchmarks/train_step.py --config $(CONFIGS)/$$config.json || exit 1; done
+
 fast: $(VENV)/.dev ## the fast tests only
 	pytest -m "not slow"
 
@@ -108,7 +120,7 @@ lock: $(VENV)/.run ## resolve requirements/*.in again
 	cd requirements && for name in base s3 "s3 dev" bench; do \
 	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in \
 	    $$( [ "$$name" = base ] || printf '%s.in ' $$name ) -o $${name##* }.lock; done
-	cd requirements && for name in data sglang; do \
+	cd requirements && for name in data sglang peers; do \
 	  uv pip compile -q --no-deps --no-header --no-annotate --generate-hashes $$name.in -o $$name.lock; done
 
 ui: $(VENV)/.run ## MLflow on http://127.0.0.1:5000

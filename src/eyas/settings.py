@@ -207,6 +207,9 @@ class Train:
     warmup_ratio: float  # share of the steps in which lr rises
     clip_norm: float  # of the gradient
     weight_decay: float  # of AdamW
+    dtype: str  # float32 | bfloat16: of the products; weights, their sums and the loss are float32
+    micro_tokens: int | None  # tokens of a forward and backward; null: all of a step at once
+    recompute: bool  # make a step's activations again in the backward: less memory, same bits
     seed: int  # of the start, where random, and of the order
     feedback_rounds: int = 0  # ridge: how often the MLP is solved on the drafter's own states
     feedback_strength: float = 0.1  # of these regressions

@@ -10,7 +10,8 @@ from torch import Tensor
 from eyas.drafter import acceptance as ac
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.inference import DraftRunner
-from eyas.drafter.model import Drafter, build_layout
+from eyas.drafter.model import Drafter
+from eyas.drafter.unroll import build_layout
 from eyas.drafter.verifier import Target
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]

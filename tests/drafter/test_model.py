@@ -4,7 +4,8 @@ import torch
 
 from eyas.drafter.attention import build_blocks
 from eyas.drafter.inference import DraftRunner
-from eyas.drafter.model import Drafter, build_layout, random_start
+from eyas.drafter.model import Drafter, random_start
+from eyas.drafter.unroll import build_layout
 
 
 def test_parameters_have_the_names_and_shapes_that_servers_read(config) -> None:
@@ -58,14 +59,22 @@ def test_blocks_see_their_own_documents_past_only() -> None:
         (slice(0, 2), slice(0, 4)),
         (slice(2, 3), slice(5, 7)),
     ]
-    assert blocks[0].hidden_QS.tolist() == [[False, False, True, True], [False] * 4]
-    assert blocks[1].hidden_QS.tolist() == [[False, False]]
+    # row 1 sees key 1 of keys 1..3, row 3 all of them; key 0 both see
+    inf = float("inf")
+    assert blocks[0].bias_QW.tolist() == [[0.0, -inf, -inf], [0.0] * 3]
+    assert blocks[1].bias_QW.tolist() == [[0.0]]
+
+
+def test_a_block_ends_before_a_gap_whose_keys_its_first_rows_would_be_given_for_nothing() -> None:
+    active = torch.cat([torch.arange(10), torch.arange(30, 40), torch.arange(100, 105)])
+    blocks = build_blocks(active, (200,))
+    assert [(b.rows, b.keys.stop) for b in blocks] == [(slice(0, 20), 40), (slice(20, 25), 105)]
 
 
 def test_a_long_document_is_cut_into_blocks_of_rows_that_cover_it() -> None:
-    blocks = build_blocks(torch.arange(600), (600,))
-    assert [b.rows.stop - b.rows.start for b in blocks] == [256, 256, 88]
-    assert [b.keys.stop for b in blocks] == [256, 512, 600]
+    blocks = build_blocks(torch.arange(300), (300,))
+    assert [b.rows.stop - b.rows.start for b in blocks] == [128, 128, 44]
+    assert [b.keys.stop for b in blocks] == [128, 256, 300]
 
 
 def test_training_and_decoding_run_the_same_network(tiny) -> None:

@@ -3,8 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.drafter.model import rows_at
 from eyas.drafter.packing import Packer, aux_scale, number_replies, plan_epoch, predictions
+from eyas.drafter.unroll import rows_at
 from eyas.errors import EyasError
 
 

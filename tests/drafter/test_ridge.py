@@ -6,9 +6,10 @@ from torch import Tensor
 
 from eyas.drafter.layers import rms_norm
 from eyas.drafter.losses import pack_loss
-from eyas.drafter.model import Drafter, build_layout
+from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Document, Packer
 from eyas.drafter.ridge import NormalEquations, ridge_start, sum_equations
+from eyas.drafter.unroll import build_layout
 from eyas.errors import EyasError
 
 STRENGTH = 1e-9

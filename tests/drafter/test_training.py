@@ -23,6 +23,9 @@ SETTINGS = Train(
     warmup_ratio=0.1,
     clip_norm=1.0,
     weight_decay=0.01,
+    dtype="float64",
+    micro_tokens=None,
+    recompute=False,
     seed=0,
 )
 
@@ -181,3 +184,37 @@ def test_the_digest_changes_with_settings_and_files(tmp_path: Path) -> None:
     assert first != digest_of({"lr": 2.0}, {"manifest": file})
     file.write_text("b")
     assert first != digest_of({"lr": 1.0}, {"manifest": file})
+
+
+def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:
+    saving = Saving(path=tmp_path / "c.safetensors", every_s=1e9)
+    settings = dataclasses.replace(SETTINGS, dtype="float8")
+    with pytest.raises(EyasError, match=r"train.dtype: expected one of float32.* got 'float8'"):
+        train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
+
+
+def test_steps_in_parts_are_whole_steps(tiny, tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, tokens_per_step=100)
+    curves, drafters = [], []
+    for name, micro_tokens in (("whole", None), ("parts", 10)):
+        drafter, saving = make_drafter(tiny), Saving(path=tmp_path / name, every_s=1e9)
+        part = dataclasses.replace(settings, micro_tokens=micro_tokens)
+        curves.append(train(drafter, make_corpus(tiny), part, saving, on_step=no_word))
+        drafters.append(drafter.state_dict())
+    for whole, parts in zip(*curves, strict=True):
+        assert parts.pop("split") == whole.pop("split")
+        assert parts == pytest.approx(whole, rel=1e-9)
+    for name, tensor in drafters[0].items():
+        # Adam divides by the root of the squares: 1e-16 of a gradient near 0 is more of its step
+        torch.testing.assert_close(drafters[1][name], tensor, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_activations_made_again_have_the_same_bits(tiny, tmp_path: Path) -> None:
+    drafters = []
+    for recompute in (False, True):
+        drafter, saving = make_drafter(tiny), Saving(path=tmp_path / str(recompute), every_s=1e9)
+        settings = dataclasses.replace(SETTINGS, recompute=recompute, ttt_steps=3)
+        train(drafter, make_corpus(tiny), settings, saving, on_step=no_word)
+        drafters.append(drafter.state_dict())
+    for name, tensor in drafters[0].items():
+        assert torch.equal(drafters[1][name], tensor), name

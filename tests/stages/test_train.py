@@ -28,9 +28,16 @@ NUM_TRAIN = 6
 def params(*, drafter: dict[str, Any] | None = None, **changes: Any) -> Params:
     shape = {"family": "eagle3", "draft_vocab_size": 40, "num_attention_heads": None}
     shape |= {"num_key_value_heads": None, "intermediate_size": None, **(drafter or {})}
-    settings = {"start": "ridge", "ridge_strength": 0.01, "norm_scale": 0.7, "lr": 1e-3}
+    settings = {
+        "start": "ridge",
+        "ridge_strength": 0.01,
+        "norm_scale": 0.7,
+        "lr": 1e-3,
+        "dtype": "float32",
+    }
     settings |= {"tokens_per_step": 40, "epochs": 2, "ttt_steps": 2, "ttt_decay": 0.8}
     settings |= {"warmup_ratio": 0.1, "clip_norm": 0.5, "weight_decay": 0.0, "seed": 0}
+    settings |= {"micro_tokens": None, "recompute": False}
     return Params({"drafter": shape, "train": settings | changes, "runtime": RUNTIME})
 
 

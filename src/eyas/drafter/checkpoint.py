@@ -18,7 +18,16 @@ from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_TRAINING = ("attention", "layers", "losses", "model", "packing", "training")  # a step is these
+_TRAINING = (
+    "attention",
+    "head",
+    "layers",
+    "losses",
+    "model",
+    "packing",
+    "training",
+    "unroll",
+)  # a step is these
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -70,8 +79,9 @@ def load_checkpoint(
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.copy_(tensors[f"weight/{name}"])
+            moments = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
             optimizer.state[parameter].update(
-                {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+                {moment: tensor.to(parameter.device) for moment, tensor in moments.items()}
             )
     torch.set_rng_state(tensors["rng"])
     return int(about["step"]), orjson.loads(about["curve"])

@@ -14,8 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafter.model import Drafter, build_layout, rows_at
+from eyas.drafter.head import HeadLoss, Labels, Result
+from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack
+from eyas.drafter.unroll import Layout, build_layout, rows_at
+
+_TEACHER_ROWS = 256  # logits of the target at a time
 
 
 class Tally(NamedTuple):
@@ -34,57 +38,84 @@ class Tally(NamedTuple):
         return Tally(*(a + b for a, b in zip(self, other, strict=True)))
 
 
-def soft_cross_entropy(logits_CN: Tensor, teacher_CN: Tensor) -> Tensor:
-    """Return -sum p log q of each row in float32 (float64 stays), [C]."""
-    wide = logits_CN if logits_CN.dtype == torch.float64 else logits_CN.float()
-    return -(teacher_CN * wide.log_softmax(-1)).sum(-1)
+def trained_rows(pack: Pack, steps: int) -> list[int]:
+    """Return how many rows of each step carry loss."""
+    position_T = torch.cat([torch.arange(length) for length in pack.lengths])
+    trained_C = pack.predictions_P[pack.in_vocab_P].cpu()
+    return [len(rows_at(trained_C, position_T, step)[0]) for step in range(steps)]
 
 
 def pack_loss(
-    drafter: Drafter, pack: Pack, embed_TD: Tensor, head_ND: Tensor, weights: tuple[float, ...]
+    drafter: Drafter,
+    pack: Pack,
+    embed_TD: Tensor,
+    head_ND: Tensor,
+    weights: tuple[float, ...],
+    *,
+    recompute: bool = False,
 ) -> tuple[Tensor, Tally]:
     """Return the weighted loss of a pack over len(weights) TTT steps, and its tally.
 
     `embed_TD` are the target's embeddings of the pack's tokens, `head_ND` its lm_head's rows for
-    the draft vocabulary. A step's loss is its mean over rows. The loss has a gradient iff one of
-    the steps has a row that carries loss.
+    the draft vocabulary. A step's loss is its mean over rows. All is computed in the type of the
+    embeddings, softmax and loss in float32.
     """
-    layout = build_layout(pack.predictions_P, pack.lengths, len(weights))
+    steps = len(weights)
+    layout = build_layout(pack.predictions_P, pack.lengths, steps)
+    labels = _labels(pack, layout, embed_TD, head_ND, weights)
+    aux_TLD = pack.aux_TLD.to(embed_TD.dtype)
+    outputs = drafter.unroll(embed_TD, aux_TLD, layout, steps, recompute=recompute)
+    settings = (drafter.config.rms_norm_eps, torch.is_grad_enabled())
+    weight_D, weight_ND = drafter.norm.weight, drafter.lm_head.weight
+    result = Result(*HeadLoss.apply(labels, settings, weight_D, weight_ND, *outputs))
+    return result.total, _tally(result, labels, pack, layout)
+
+
+def _labels(
+    pack: Pack, layout: Layout, embed_TD: Tensor, head_ND: Tensor, weights: tuple[float, ...]
+) -> Labels:
     trained_C = pack.predictions_P[pack.in_vocab_P]
-    with torch.no_grad():
-        teacher_CN = (pack.final_TD[trained_C] @ head_ND.T).softmax(-1)
-        favourite_C = teacher_CN.argmax(-1)
-    outputs = drafter.unroll(embed_TD, pack.aux_TLD, layout, len(weights))
-    total = pack.final_TD.new_zeros(())
-    sums = torch.zeros(3, len(weights), dtype=torch.float64)
-    hit_ST = torch.zeros(len(weights), len(embed_TD), dtype=torch.bool)
-    for step, weight in enumerate(weights):
-        rows, exists_C = rows_at(trained_C, layout.position_T, step)
-        hidden = outputs[step][torch.searchsorted(layout.active_A, rows)]
-        logits, teacher = drafter.logits(hidden), teacher_CN[exists_C]
-        losses = soft_cross_entropy(logits, teacher)
-        total = total + weight * losses.sum() / max(len(rows), 1)
-        with torch.no_grad():
-            overlap = torch.minimum(teacher, logits.softmax(-1)).sum()
-            hit_ST[step, rows] = logits.argmax(-1) == favourite_C[exists_C]
-            sums[:, step] = torch.stack([losses.sum(), losses.new_tensor(len(rows)), overlap])
-    return total, _tally(sums, hit_ST, pack.predictions_P, layout.position_T)
+    wide = torch.float64 if embed_TD.dtype == torch.float64 else torch.float32
+    final_CD, head_ND = (x.to(embed_TD.dtype) for x in (pack.final_TD[trained_C], head_ND))
+    teacher_CN = torch.empty(len(trained_C), len(head_ND), dtype=wide, device=embed_TD.device)
+    favourites = []
+    for teacher, final in zip(
+        teacher_CN.split(_TEACHER_ROWS), final_CD.split(_TEACHER_ROWS), strict=True
+    ):
+        logits = final @ head_ND.T
+        favourites.append(logits.argmax(-1))
+        torch.softmax(logits.to(wide), -1, out=teacher)
+    exists_SC = torch.stack(
+        [rows_at(trained_C, layout.position_T, k)[1] for k in range(len(weights))]
+    )
+    back_S1 = 1 + torch.arange(len(weights), device=trained_C.device).unsqueeze(1)
+    rows_SC = torch.searchsorted(layout.active_A, (trained_C - back_S1).clamp(min=0))
+    return Labels(
+        teacher_CN=teacher_CN,
+        favourite_C=torch.cat(favourites),
+        rows_SC=rows_SC.clamp(max=len(layout.active_A) - 1),
+        exists_SC=exists_SC,
+        weights=weights,
+    )
 
 
-def _tally(sums: Tensor, hit_ST: Tensor, predictions_P: Tensor, position_T: Tensor) -> Tally:
-    counted_ST = torch.zeros_like(hit_ST)
-    for step in range(len(hit_ST)):
-        counted_ST[step, rows_at(predictions_P, position_T, step)[0]] = True
+def _tally(result: Result, labels: Labels, pack: Pack, layout: Layout) -> Tally:
+    counted_ST = torch.zeros(len(labels.weights), len(layout.position_T), dtype=torch.bool)
+    hit_ST = torch.zeros_like(counted_ST)
+    trained_C = pack.predictions_P[pack.in_vocab_P]
+    for step in range(len(counted_ST)):
+        counted_ST[step, rows_at(pack.predictions_P, layout.position_T, step)[0].cpu()] = True
+        hit_C = result.hit_SC[step]
+        hit_ST[step, (trained_C[hit_C] - 1 - step).cpu()] = True
     ahead_ST = counted_ST.cumprod(0).bool()  # a server drafts from here and all steps are known
     alive_ST = (ahead_ST & hit_ST).cumprod(0).bool()
     before_ST = torch.cat([torch.ones_like(alive_ST[:1]), alive_ST[:-1]])
-    loss, trained, overlap = sums
     return Tally(
-        loss=loss,
-        trained=trained,
+        loss=result.loss_S.double().cpu(),
+        trained=labels.exists_SC.sum(1).double().cpu(),
         counted=counted_ST.sum(1).double(),
         correct=hit_ST.sum(1).double(),
-        overlap=overlap,
+        overlap=result.overlap_S.double().cpu(),
         reached=(before_ST & ahead_ST).sum(1).double(),
         chained=alive_ST.sum(1).double(),
     )

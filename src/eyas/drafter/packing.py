@@ -14,6 +14,7 @@ Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that coun
 Source: EAGLE-3, arXiv 2503.01840, section 3; SpecForge#885 for the off-by-one this avoids.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -62,6 +63,12 @@ class Pack:
     in_vocab_P: Tensor  # bool: the target's favourite there is in the draft vocabulary
     lengths: tuple[int, ...]
 
+    def to(self, device: torch.device) -> "Pack":
+        """Return the pack on a device."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        moved = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor)}
+        return dataclasses.replace(self, **moved)
+
 
 def number_replies(length: int, spans: Sequence[Span], *, truncated: bool) -> Tensor:
     """Return `reply_T` for a sample; a truncated one loses its last reply's last two tokens."""
@@ -88,12 +95,11 @@ def plan_epoch(lengths: Sequence[int], tokens_per_step: int, seed: int) -> list[
     than that is a step of its own. Nothing is cut and each document occurs once.
     """
     order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist()
-    return list(_fill(order, lengths, tokens_per_step))
+    return list(fill(order, lengths, tokens_per_step))
 
 
-def _fill(
-    order: Sequence[int], lengths: Sequence[int], tokens_per_step: int
-) -> Iterator[list[int]]:
+def fill(order: Sequence[int], lengths: Sequence[int], tokens_per_step: int) -> Iterator[list[int]]:
+    """Yield the documents of each step, in order."""
     step: list[int] = []
     used = 0
     for index in order:

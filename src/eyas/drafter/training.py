@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
-from eyas.drafter.losses import Tally, figures, pack_loss
+from eyas.drafter.losses import Tally, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
-from eyas.drafter.packing import Packer, plan_epoch
+from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
 from eyas.errors import EyasError
 from eyas.settings import Train
 
+_DTYPES = ("float32", "bfloat16", "float64")  # the last for exact comparisons
 Row = dict[str, Any]  # of the curve: split, step, epoch and figures
 
 
@@ -61,11 +63,18 @@ class Progress:
     row: Row  # of the curve
 
 
-class _Run:
+class Run:
     """One training run: what stays the same from step to step."""
 
     def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
-        self.drafter, self.corpus, self.settings = drafter, corpus, settings
+        self.drafter, self.settings = drafter, settings
+        dtype, self.device = dtype_of(settings), drafter.fc.weight.device  # all follows the drafter
+        self.corpus = dataclasses.replace(
+            corpus,
+            embed_VD=corpus.embed_VD.to(self.device, dtype),
+            head_ND=corpus.head_ND.to(self.device, dtype),
+            aux_scale_LD=corpus.aux_scale_LD.to(self.device),
+        )
         self.plan = plan_run(corpus.train.lengths, settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
         self.optimizer = torch.optim.AdamW(
@@ -78,12 +87,33 @@ class _Run:
             self.drafter.fc.weight.mul_(scale_LD.flatten())
 
     def measure(self, packer: Packer, documents: list[int]) -> tuple[Tensor, Tally, int]:
-        """Return loss, tally and tokens of a pack."""
-        pack = packer.pack(documents)
-        pack = dataclasses.replace(pack, aux_TLD=pack.aux_TLD / self.corpus.aux_scale_LD)
-        embed_TD = self.corpus.embed_VD[pack.input_ids_T]
-        loss, tally = pack_loss(self.drafter, pack, embed_TD, self.corpus.head_ND, self.weights)
-        return loss, tally, len(pack.input_ids_T)
+        """Return loss, tally and tokens of a step; add its gradients where they are wanted.
+
+        The documents run in packs of at most `micro_tokens`; a row weighs the same in any of them.
+        """
+        tokens = sum(packer.lengths[index] for index in documents)
+        parts = fill(documents, packer.lengths, self.settings.micro_tokens or tokens)
+        packs = [packer.pack(part) for part in parts]
+        rows = [trained_rows(pack, len(self.weights)) for pack in packs]
+        total = [max(sum(column), 1) for column in zip(*rows, strict=True)]
+        losses, tallies = [], []
+        for pack, own in zip(packs, rows, strict=True):
+            weights = tuple(
+                w * (n / all_n) for w, n, all_n in zip(self.weights, own, total, strict=True)
+            )
+            loss, tally = self._measure(pack, weights)
+            if loss.requires_grad:
+                loss.backward()
+            losses.append(loss.detach())
+            tallies.append(tally)
+        return torch.stack(losses).sum(), reduce(Tally.plus, tallies), tokens
+
+    def _measure(self, pack: Pack, weights: tuple[float, ...]) -> tuple[Tensor, Tally]:
+        corpus, pack = self.corpus, pack.to(self.device)
+        pack = dataclasses.replace(pack, aux_TLD=pack.aux_TLD / corpus.aux_scale_LD)
+        embed_TD = corpus.embed_VD[pack.input_ids_T]
+        recompute = self.settings.recompute
+        return pack_loss(self.drafter, pack, embed_TD, corpus.head_ND, weights, recompute=recompute)
 
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""
@@ -106,9 +136,8 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         epoch, documents = self.plan[step]
-        loss, tally, tokens = self.measure(self.corpus.train, documents)
         self.optimizer.zero_grad()
-        loss.backward()
+        loss, tally, tokens = self.measure(self.corpus.train, documents)
         norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.clip_norm)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise EyasError(
@@ -136,11 +165,11 @@ def train(
 
     Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
     """
-    run = _Run(drafter, corpus, settings)
+    run = Run(drafter, corpus, settings)
     if saving.path.is_file():
         step, curve = load_checkpoint(saving.path, drafter, run.optimizer)
     else:
-        run.scale_fc(corpus.aux_scale_LD)
+        run.scale_fc(run.corpus.aux_scale_LD)
         step, curve = 0, run.validate(0, 0)
     saved_s = time.monotonic()
     while step < len(run.plan):
@@ -154,8 +183,20 @@ def train(
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
-    run.scale_fc(1.0 / corpus.aux_scale_LD)
+    run.scale_fc(1.0 / run.corpus.aux_scale_LD)
     return curve
+
+
+def dtype_of(settings: Train) -> torch.dtype:
+    """Return the type of the products.
+
+    Raises: EyasError if it is none of those that work.
+    """
+    if settings.dtype not in _DTYPES:
+        raise EyasError(
+            f"train.dtype: expected one of {', '.join(_DTYPES)}, got {settings.dtype!r}"
+        )
+    return getattr(torch, settings.dtype)
 
 
 def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]:

@@ -28,7 +28,7 @@ from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting
 from eyas.drafter.ridge import ridge_start, sum_equations
-from eyas.drafter.training import Corpus, Row, Saving, train
+from eyas.drafter.training import Corpus, Row, Saving, dtype_of, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_jsonl
@@ -47,6 +47,7 @@ MIXTURE = Path("data/mixture")
 MANIFEST = Path("data/hidden_states/manifest.json")
 OUT = Path("models/drafter")
 CHECKPOINTS = Path("var/checkpoints")
+_FAVOURITE_ROWS = 256  # logits of the target at a time
 log = logging.getLogger("eyas")
 
 
@@ -123,6 +124,7 @@ def work(params: Params) -> Report:
     OUT.mkdir(parents=True, exist_ok=True)
     save_config(OUT / "config.json", drafter.config)
     save_drafter(OUT / "start.safetensors", drafter)
+    drafter.to("cuda" if torch.cuda.is_available() else "cpu")
     start_cpu_s = time.process_time() - started_cpu_s
     checkpoint = CHECKPOINTS / digest_of(*identity(inputs)) / "checkpoint.safetensors"
     resumed = checkpoint.is_file()
@@ -227,16 +229,18 @@ def build_start(drafter: Drafter, inputs: Inputs) -> None:
 
 def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:
     """Put both splits and the target's frozen parts together."""
-    head = inputs.head
+    head, t2d_V = inputs.head, drafter.t2d.cpu()
+    head_VD = head.lm_head_VD.to(drafter.t2d.device, dtype_of(inputs.settings))
 
     def favourites(final_PD: Tensor) -> Tensor:
-        return (final_PD @ head.lm_head_VD.T).argmax(-1)
+        chunks = final_PD.to(head_VD.device, head_VD.dtype).split(_FAVOURITE_ROWS)
+        return torch.cat([(rows @ head_VD.T).float().argmax(-1) for rows in chunks]).cpu()
 
     return Corpus(
-        train=Packer(inputs.train, favourites, drafter.t2d),
-        val=Packer(inputs.val, favourites, drafter.t2d),
+        train=Packer(inputs.train, favourites, t2d_V),
+        val=Packer(inputs.val, favourites, t2d_V),
         embed_VD=head.embed_VD,
-        head_ND=head.lm_head_VD[drafter.t2d],
+        head_ND=head.lm_head_VD[t2d_V],
         aux_scale_LD=aux_scale(inputs.train),
     )
 

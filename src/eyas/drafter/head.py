@@ -1,0 +1,122 @@
+"""Norm, lm_head and soft cross-entropy in one: the gradient is made while the logits are at hand.
+
+Logits live for a chunk of rows; what is kept is one [C, N] matrix of the step in work (the slope of
+the loss, for one product with lm_head), never those of all steps. Cross-entropy is
+log sum exp - <teacher, logits>, its slope q - p, and the overlap sum min(p, q) = 1 - |q - p| / 2:
+a softmax and three short passes are all that is not a matrix product.
+
+Legend: C predictions with loss, A active rows, N draft vocabulary, D hidden size, S TTT steps.
+Source: the soft cross-entropy of EAGLE-3, arXiv 2503.01840; chunks as in Liger Kernel, 2410.10989.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eyas.drafter.unroll import normed, normed_backward
+
+_CHUNK_ELEMENTS = 1 << 20  # logits of a chunk; a half or an eighth is up to 10 % slower
+
+
+class Labels(NamedTuple):
+    """What the target says, and which row of each step it says it to."""
+
+    teacher_CN: Tensor  # softmax over the draft vocabulary; float32, or float64 in tests
+    favourite_C: Tensor
+    rows_SC: Tensor  # index among the active rows
+    exists_SC: Tensor  # bool: there is such a row; others count for nothing
+    weights: tuple[float, ...]  # of the steps
+
+
+class Result(NamedTuple):
+    """The loss, and for the figures the sums of each step and what was hit."""
+
+    total: Tensor
+    loss_S: Tensor
+    overlap_S: Tensor
+    hit_SC: Tensor
+
+
+class HeadLoss(torch.autograd.Function):
+    """The loss of all steps as one function of norm, lm_head and the steps' outputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        labels: Labels,
+        settings: tuple[float, bool],
+        norm_D: Tensor,
+        head_ND: Tensor,
+        *outputs_SAD: Tensor,
+    ) -> Result:
+        """Return the result; `settings` are the norm's epsilon and whether gradients are wanted."""
+        eps, wanted = settings
+        wide, dtype = labels.teacher_CN.dtype, outputs_SAD[0].dtype
+        norm, head = norm_D.to(wide), head_ND.to(dtype)
+        slope_CN = torch.empty_like(labels.teacher_CN, dtype=dtype) if wanted else None
+        norm_grad_D = torch.zeros_like(norm)
+        head_grad_ND = torch.zeros_like(head, dtype=wide) if wanted else None
+        grads, figures = [], []
+        for step, weight in enumerate(labels.weights):
+            rows_C, exists_C = labels.rows_SC[step], labels.exists_SC[step]
+            hidden_CD = outputs_SAD[step][rows_C]
+            normed_CD, factor_C1 = normed(hidden_CD, norm, eps)
+            columns = _rows(labels, normed_CD, head, slope_CN)
+            loss_C, overlap_C, hit_C = (column * exists_C for column in columns)
+            count = exists_C.sum().clamp(min=1)
+            mean = weight * loss_C.sum() / count
+            figures.append((mean, loss_C.sum(), overlap_C.sum(), hit_C))
+            if slope_CN is None or head_grad_ND is None:
+                continue
+            scale = weight / float(count)
+            slope_CN.index_fill_(0, (~exists_C).nonzero().flatten(), 0.0)
+            if wide == dtype:
+                head_grad_ND.addmm_(slope_CN.T, normed_CD, alpha=scale)
+            else:
+                head_grad_ND.add_(slope_CN.T @ normed_CD, alpha=scale)
+            more, weight_grad_D = normed_backward(slope_CN @ head, hidden_CD, factor_C1, norm)
+            norm_grad_D.add_(weight_grad_D, alpha=scale)
+            grad_AD = torch.zeros_like(outputs_SAD[step])
+            grad_AD[rows_C[exists_C]] = more[exists_C].mul_(scale).to(dtype)
+            grads.append(grad_AD)
+        ctx.grads = (norm_grad_D, head_grad_ND, *grads)
+        means, losses, overlaps, hits = (
+            torch.stack(column) for column in zip(*figures, strict=True)
+        )
+        ctx.mark_non_differentiable(losses, overlaps, hits)
+        return Result(means.sum(), losses, overlaps, hits)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Return what the forward has made, times the gradient of the loss."""
+        return None, None, *(made * grads[0] for made in ctx.grads)
+
+
+def _rows(
+    labels: Labels, normed_CD: Tensor, head_ND: Tensor, slope_CN: Tensor | None
+) -> list[Tensor]:
+    """Return loss, overlap and hit of each row; write the slopes, q - p."""
+    size = max(64, _CHUNK_ELEMENTS // len(head_ND))
+    parts, low = [], 0
+    for normed_cD in normed_CD.split(size):
+        at = slice(low, low + len(normed_cD))
+        low = at.stop
+        teacher = labels.teacher_CN[at]
+        logits = (normed_cD @ head_ND.T).to(teacher.dtype)
+        top_c = logits.amax(-1)
+        share = logits.softmax(-1)
+        loss_c = top_c - share.amax(-1).log_() - torch.linalg.vecdot(teacher, logits)
+        overlap_c = torch.minimum(share, teacher).sum(-1)
+        parts.append((loss_c, overlap_c, _hits(logits, top_c, labels.favourite_C[at])))
+        if slope_CN is not None:
+            slope_CN[at] = share.sub_(teacher)
+    return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _hits(logits_cN: Tensor, top_c: Tensor, favourite_c: Tensor) -> Tensor:
+    """Return whether argmax is the favourite; only where the favourite is on top is it asked."""
+    hit_c = logits_cN.gather(1, favourite_c.unsqueeze(1)).squeeze(1) == top_c
+    on_top = hit_c.nonzero().flatten()
+    hit_c[on_top] = logits_cN[on_top].argmax(-1) == favourite_c[on_top]
+    return hit_c

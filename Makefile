@@ -14,7 +14,7 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang remote push pull options bench-step
+.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang remote push pull options bench-step bench-states
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -52,7 +52,7 @@ test: $(VENV)/.dev ## format, lint, types, all tests, coverage
 	pytest --cov --cov-report=term --cov-fail-under=90
 
 # SGLang has an environment of its own (2.7 GB). Without dependencies, so that no CUDA package is ever fetched.
-$(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock | $(VENV)/.run
+$(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock pyproject.toml | $(VENV)/.run
 	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
 	$(SGLANG)/bin/python -m pip install -q --disable-pip-version-check --no-deps --only-binary :all: -r requirements/torch.txt \
 	  || { echo "make: the index has no such torch; name one that has in PIP_INDEX_URL or PIP_FIND_LINKS"; exit 1; }
@@ -61,10 +61,12 @@ $(SGLANG)/.ready: requirements/torch.txt requirements/sglang.lock | $(VENV)/.run
 	       echo "make: pip found a CUDA build of torch and it is removed again; name an index of CPU builds in PIP_INDEX_URL"; exit 1; }
 	$(VENV)/bin/uv pip install -q --python $(SGLANG) --no-deps --no-build -r requirements/sglang.lock \
 	  || { echo "make: the index lacks a wheel of requirements/sglang.lock for this Python (3.11 is known to work), see above"; exit 1; }
+	$(VENV)/bin/uv pip install -q --python $(SGLANG) --no-deps -e .
 	touch $@
 
-test-sglang: $(VENV)/.run $(SGLANG)/.ready ## a real SGLang serves the drafter of `make run`, else a tiny one: lossless, same acceptance
+test-sglang: $(VENV)/.dev $(SGLANG)/.ready ## a real SGLang serves the drafter of `make run`, else a tiny one, and captures states: all as here
 	python benchmarks/serve_sglang.py $(if $(wildcard models/export/config.json),--folder .,--tiny)
+	pytest tests/test_sglang_extract.py
 
 # The peers of benchmarks/train_step.py have an environment of their own too, and nothing of CUDA.
 $(PEERS)/.ready: requirements/torch.txt requirements/peers.lock | $(VENV)/.run
@@ -106,6 +108,11 @@ bench: $(VENV)/.bench ## the generation client's figures, beside its peers (abou
 	python benchmarks/budget.py --concurrency 500 --budget-tokens 10000000
 	python benchmarks/budget.py --concurrency 2000 --budget-tokens 10000000
 	python benchmarks/crash.py --kills 20
+
+bench-states: $(VENV)/.dev $(SGLANG)/.ready ## hidden states: bytes, speeds, backends against each other, kills (about 15 minutes)
+	python benchmarks/store.py
+	python benchmarks/extract.py --sglang
+	python benchmarks/extract_kill.py --kills 10
 
 plan: $(VENV)/.run ## what the configured run would take: requests, tokens, dollars, minutes, disk
 	eyas plan

@@ -185,7 +185,7 @@ def decode_there(reference: Reference, drafter: Path) -> tuple[list[served.Reply
     """Let a server decode the same prompts; return its replies, and facts about it."""
     began_s = time.monotonic()
     target, num_drafts = evaluate.TARGET.resolve(), reference.num_drafts
-    with sglang.serving(target, drafter, num_drafts=num_drafts, log=LOG) as url:
+    with sglang.serving(sglang.drafting(target, drafter, num_drafts), log=LOG) as url:
         ready_s = time.monotonic()
         prompts = [path.prompt for path in reference.paths]
         replies = served.ask_all(url, prompts, **reference.decoding)

@@ -1,4 +1,4 @@
-"""A real SGLang on the CPU, with a drafter: started and stopped; eyas.drafter.served asks it.
+"""A real SGLang on the CPU, with a drafter or capturing; eyas.drafter.served asks it.
 
 Runs out of an environment of its own (.venv-sglang, made by `make test-sglang`), with the stand-ins
 of benchmarks/sglang_cpu on its path. Drafts are chains, weights float32.
@@ -12,7 +12,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from eyas.drafter.served import IN_FLIGHT
@@ -39,7 +39,9 @@ _FLAGS = (
     "--skip-server-warmup",
     "--decode-log-interval=1",
     "--speculative-algorithm=EAGLE3",
-    "--speculative-eagle-topk=1",
+    f"--max-running-requests={MAX_RUNNING}",
+    f"--max-total-tokens={MAX_TOKENS}",
+    "--host=127.0.0.1",
 )
 _ENVIRONMENT = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -53,8 +55,10 @@ _ENVIRONMENT = {
 
 
 @contextlib.contextmanager
-def serving(target: Path, drafter: Path, *, num_drafts: int, log: Path) -> Generator[str]:
-    """Run a server and give its address.
+def serving(
+    flags: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+) -> Generator[str]:
+    """Run a server with these flags besides the usual ones, and give its address.
 
     Raises: EyasError with the end of the log if it does not come up.
     """
@@ -66,8 +70,8 @@ def serving(target: Path, drafter: Path, *, num_drafts: int, log: Path) -> Gener
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(
-            command_of(target, drafter, num_drafts, port),
-            env=os.environ | _ENVIRONMENT,
+            [str(PYTHON), "-m", "sglang.launch_server", f"--port={port}", *flags, *_FLAGS],
+            env={**os.environ, **_ENVIRONMENT, **(environment or {})},
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -80,19 +84,28 @@ def serving(target: Path, drafter: Path, *, num_drafts: int, log: Path) -> Gener
         _stop(process)
 
 
-def command_of(target: Path, drafter: Path, num_drafts: int, port: int) -> list[str]:
-    """Return the command line of a server for chains of `num_drafts`."""
-    own = (
+def drafting(target: Path, drafter: Path, num_drafts: int) -> list[str]:
+    """Return the flags for chains of `num_drafts`."""
+    return [
         f"--model-path={target}",
         f"--speculative-draft-model-path={drafter}",
+        "--speculative-eagle-topk=1",
         f"--speculative-num-steps={num_drafts}",
         f"--speculative-num-draft-tokens={num_drafts + 1}",  # the last committed token is one
-        f"--max-running-requests={MAX_RUNNING}",
-        f"--max-total-tokens={MAX_TOKENS}",
-        "--host=127.0.0.1",
-        f"--port={port}",
-    )
-    return [str(PYTHON), "-m", "sglang.launch_server", *own, *_FLAGS]
+    ]
+
+
+def capturing(target: Path, layers: Sequence[int]) -> list[str]:
+    """Return the flags for the capture of hidden states; EYAS_STORE must name the store."""
+    return [
+        f"--model-path={target}",
+        "--enable-return-hidden-states",
+        "--enable-return-aux-hidden-states",
+        "--return-aux-hidden-state-layer-ids",
+        *map(str, layers),
+        "--disable-radix-cache",
+        "--chunked-prefill-size=-1",
+    ]
 
 
 def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

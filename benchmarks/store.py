@@ -20,9 +20,9 @@ import torch
 from eyas.parquet import read_samples
 from eyas.records import Sample
 from eyas.states import shards
-from eyas.states.capture_hf import Captured, capture
+from eyas.states.capture_hf import capture
 from eyas.states.codecs import StateCodec, state_codec
-from eyas.states.layout import Layout, make_layout
+from eyas.states.layout import Captured, Layout, make_layout
 from eyas.states.size import bytes_per_token
 from eyas.states.store import POST_NORM, Manifest, Store, StoredSample, StoreMeta, open_store
 from eyas.states.target import aux_layers, load_model
@@ -166,7 +166,7 @@ def write_store(
 ) -> tuple[Store, Path]:
     """Write one shard of Gaussian states; return its store and file."""
     path = shards.shard_path(folder / "key", 0)
-    shards.prepare_folder(path.parent, 0)
+    path.parent.mkdir(parents=True)
     length = len(samples[0].input_ids)
     states = [
         Captured(

@@ -226,13 +226,13 @@ def test_a_server_that_ends_shows_the_end_of_its_log(
     monkeypatch.setattr(server, "PYTHON", Path(sys.executable))
     with (
         pytest.raises(EyasError, match=r"(?s)the server ended; .*No module named 'sglang'"),
-        server.serving(tmp_path, tmp_path, num_drafts=3, log=tmp_path / "log"),
+        server.serving(server.drafting(tmp_path, tmp_path, 3), log=tmp_path / "log"),
     ):
         pass
     monkeypatch.setattr(server, "PYTHON", tmp_path / "none")
     with (
         pytest.raises(EyasError, match="make test-sglang"),
-        server.serving(tmp_path, tmp_path, num_drafts=3, log=tmp_path / "log"),
+        server.serving(server.drafting(tmp_path, tmp_path, 3), log=tmp_path / "log"),
     ):
         pass
 

@@ -18,6 +18,7 @@ class TargetSource:
     repo: str | None = None  # hub: owner/name
     revision: str | None = None  # hub: full commit hash
     path: str | None = None  # folder: a Hugging Face folder
+    weights: str = "all"  # hub, folder: all | head (embedding, final norm and lm_head alone)
     steps: int | None = None  # train_tiny: optimiser steps
     seed: int | None = None  # train_tiny: of weights and batches
 
@@ -172,13 +173,14 @@ class Merge:
 class Extract:
     """Which hidden states are kept, and how."""
 
-    backend: str  # who runs the target: transformers
+    backend: str  # who runs the target: transformers | sglang
     layers: tuple[int, ...] | None  # outputs of these layers; null: [1, N/2-1, N-4]
-    codec: str  # of the layers' states: bf16 | fp8 | int4
+    codec: str  # of the layers' states: fp32 | bf16 | fp8 | int4
     shard_tokens: int  # at most, of one file; a longer sample is alone in its own
     batch_tokens: int  # real tokens a forward pass, rows of like length
-    final_codec: str = "bf16"  # of the final state: bf16 | fp8
+    final_codec: str = "bf16"  # of the final state: fp32 | bf16 | fp8
     final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
+    compute_dtype: str | None = None  # null: float32; sglang: the target's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +266,15 @@ class SweepRuntime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExtractRuntime:
+    """Who makes the shards of the hidden-state store."""
+
+    workers: int = 1  # processes that make shards at the same time; sglang: for each server
+    servers: tuple[str, ...] = ()  # sglang: addresses
+    patience_s: float = 600.0  # sglang: how long a server that is gone is waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
     """This machine, this moment: changes no output and is in no `params:` list."""
 
@@ -275,3 +286,4 @@ class Runtime:
     train: TrainRuntime  # how training is watched
     sweep: SweepRuntime = SweepRuntime()  # what a sweep's jobs may buy
     sglang_url: str | None = None  # of the server that evaluate.backend=sglang asks
+    extract: ExtractRuntime = ExtractRuntime()  # who makes the shards

@@ -4,12 +4,14 @@ import signal
 from collections.abc import Iterator
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eyas.desk.workers import Recipe, num_workers, spread
+from eyas.desk.workers import Recipe, alongside, num_workers, spread
 from eyas.errors import EyasError
+from eyas.files import read_json
 
 # of the standard library: a worker cannot import what stands in a test
 TRIPLE: Recipe[int, int] = Recipe(make=methodcaller, arguments=("__mul__", 3))
@@ -58,3 +60,28 @@ def test_items_are_taken_no_further_ahead_than_a_few_chunks() -> None:
 def test_little_data_is_worth_one_process() -> None:
     assert num_workers(99, worth_bytes=100) == 1
     assert num_workers(100, worth_bytes=100) >= 1
+
+
+def test_processes_alongside_give_their_results_and_the_parent_ticks() -> None:
+    ticks = 0
+
+    def tick() -> None:
+        nonlocal ticks
+        ticks += 1
+
+    assert sorted(alongside(pow, [(2, 3), (3, 2)], tick)) == [8, 9]
+    assert ticks >= 1
+
+
+def test_one_that_fails_leaves_its_share_and_all_that_fail_give_the_first_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    value = tmp_path / "value.json"
+    value.write_text("7", encoding="utf-8")
+    missing = tmp_path / "missing.json"
+    assert alongside(read_json, [(missing,), (value,)], lambda: None) == [7]
+    assert "missing.json: no such file" in caplog.text
+    with pytest.raises(EyasError, match=r"missing\.json: no such file"):
+        alongside(read_json, [(missing,)], lambda: None)
+    with pytest.raises(EyasError, match=r"killed or broken \(exit code -9\)"):
+        alongside(signal.raise_signal, [(signal.SIGKILL,)], lambda: None)

@@ -10,8 +10,9 @@ from eyas.desk.params import read_params
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.feedback import refine
 from eyas.drafter.inference import DraftRunner
-from eyas.drafter.model import Drafter, build_layout, random_start
+from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, number_replies
+from eyas.drafter.unroll import build_layout
 from eyas.errors import EyasError
 from eyas.settings import Train
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.export import WEIGHTS, read_export, served_tensors, write_export
-from eyas.drafter.model import Drafter, build_layout
+from eyas.drafter.model import Drafter
 from eyas.drafter.profiles import PROFILES
+from eyas.drafter.unroll import build_layout
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from eyas.desk import token_bar
 from eyas.desk.params import Params, read_params
+from eyas.desk.workers import alongside
 from eyas.drafter.packing import number_replies, predictions
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
@@ -13,22 +15,24 @@ from eyas.parquet import write_samples
 from eyas.records import Sample
 from eyas.stages import extract
 from eyas.states import capture_hf, store
+from eyas.states.layout import Captured
 
 LENGTHS = (9, 30, 4, 17, 12, 25, 8)
 RUNTIME = read_params().value("runtime") | {"tracking": "off", "threads": 1}
 
 
-CHOICES = {
+CHOICES: dict[str, dict[str, Any]] = {
     "bf16": {"final_rows": "supervised"},
     "fp8": {"codec": "fp8", "final_codec": "fp8", "final_rows": "supervised"},
     "int4": {"codec": "int4", "final_codec": "fp8", "final_rows": "supervised"},
 }
 
 
-def params(**changes: Any) -> Params:
+def params(workers: int = 1, **changes: Any) -> Params:
     settings = {"backend": "transformers", "layers": None, "codec": "bf16"}
     settings |= {"shard_tokens": 40, "batch_tokens": 30, **changes}
-    return Params({"extract": settings, "runtime": RUNTIME})
+    extracting = RUNTIME["extract"] | {"workers": workers}
+    return Params({"extract": settings, "runtime": RUNTIME | {"extract": extracting}})
 
 
 def sample(number: int, length: int) -> Sample:
@@ -119,7 +123,7 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
         (home / name).unlink()
     true_capture, calls = capture_hf.capture, 0
 
-    def dying(*arguments: Any) -> list[capture_hf.Captured]:
+    def dying(*arguments: Any) -> list[Captured]:
         nonlocal calls
         calls += 1
         if calls == 4:
@@ -135,6 +139,46 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_bytes(
     report = extract.work(settings)
     assert report.metrics["shards_reused"] == kept
     assert contents(home) == whole
+
+
+@pytest.mark.slow
+def test_two_workers_make_the_bytes_that_one_makes(home: Path) -> None:
+    extract.work(params())
+    whole = contents(home)
+    for name in whole:
+        (home / name).unlink()
+    report = extract.work(params(workers=2))
+    assert report.metrics["shards_written"] == 3
+    assert 0 < report.metrics["compute_share"] < 1
+    assert contents(home) == whole
+
+
+@pytest.mark.slow
+def test_two_runs_over_one_store_share_its_shards(home: Path) -> None:
+    extract.work(params())
+    whole = contents(home)
+    for name in whole:
+        (home / name).unlink()
+    reports = alongside(extract.work, [(params(),), (params(),)], lambda: None)
+    assert [report.metrics["rows_out"] for report in reports] == [7, 7]
+    assert contents(home) == whole
+
+
+def test_a_disk_that_fills_while_running_is_told_before_the_next_shard(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = 0
+
+    def check_space(_folder: Path, _needed_bytes: int) -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 4:  # once for all of them, then for each
+            raise EyasError("0.00 GB free")
+
+    monkeypatch.setattr(extract.shards, "check_space", check_space)
+    with pytest.raises(EyasError, match="GB free"):
+        extract.work(params())
+    assert len(list(home.glob("var/states/*/shard-*.json"))) == 2
 
 
 def test_an_altered_shard_is_made_again_and_named(
@@ -162,9 +206,9 @@ def test_states_that_do_not_feed_lm_head_stop_the_run_after_one_shard(
 ) -> None:
     true_capture = capture_hf.capture
 
-    def shifted(*arguments: Any) -> list[capture_hf.Captured]:
+    def shifted(*arguments: Any) -> list[Captured]:
         rows = true_capture(*arguments)
-        return [capture_hf.Captured(aux_TLD=r.aux_TLD, final_TD=r.aux_TLD[:, 2]) for r in rows]
+        return [Captured(aux_TLD=r.aux_TLD, final_TD=r.aux_TLD[:, 2]) for r in rows]
 
     monkeypatch.setattr(capture_hf, "capture", shifted)
     with pytest.raises(EyasError, match="predict the target's own next token in"):
@@ -175,7 +219,7 @@ def test_states_that_do_not_feed_lm_head_stop_the_run_after_one_shard(
 def test_a_line_of_progress_is_logged_where_there_is_no_terminal(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(extract, "_LOG_EVERY_S", 0.0)
+    monkeypatch.setattr(token_bar, "_LOG_EVERY_S", 0.0)
     with caplog.at_level("INFO", "eyas"):
         extract.work(params())
     assert "105 of 105 tokens" in caplog.text
@@ -192,10 +236,11 @@ def test_a_terminal_gets_a_bar(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"final_codec": "int4"}, r"extract.final_codec: expected bf16 \| fp8, got 'int4'"),
+        ({"final_codec": "int4"}, r"extract.final_codec: expected fp32 \| bf16 \| fp8, got 'int4'"),
         ({"final_rows": "few"}, r"extract.final_rows: expected all \| supervised, got 'few'"),
-        ({"backend": "sglang"}, "extract.backend: expected transformers, got 'sglang'"),
-        ({"codec": "zip"}, r"extract.codec: expected bf16 \| fp8 \| int4, got 'zip'"),
+        ({"backend": "vllm"}, r"extract.backend: expected transformers \| sglang, got 'vllm'"),
+        ({"backend": "sglang"}, r"runtime.extract.servers: expected addresses .*, got none"),
+        ({"codec": "zip"}, r"extract.codec: expected fp32 \| bf16 \| fp8 \| int4, got 'zip'"),
         ({"layers": [2, 4]}, r"extract.layers: .*first 1.* got \[2, 4\]"),
         ({"layers": [1, 7]}, r"last <= 6"),
     ],
@@ -233,7 +278,7 @@ def test_states_that_are_not_finite_stop_the_run_and_name_the_sample(
 ) -> None:
     true_capture = capture_hf.capture
 
-    def broken(*arguments: Any) -> list[capture_hf.Captured]:
+    def broken(*arguments: Any) -> list[Captured]:
         rows = true_capture(*arguments)
         with torch.inference_mode():
             rows[0].aux_TLD[0, 1] = torch.nan
@@ -242,7 +287,7 @@ def test_states_that_are_not_finite_stop_the_run_and_name_the_sample(
     monkeypatch.setattr(capture_hf, "capture", broken)
     with pytest.raises(EyasError, match=r"sample s\d: aux states: expected finite .* got nan"):
         extract.work(params())
-    assert list(home.glob("var/states/*/*")) == []
+    assert list(home.glob("var/states/*/*.safetensors")) == []
 
 
 def test_the_manifest_names_no_machine_and_no_time(home: Path) -> None:

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from eyas.desk.params import Params, read_params
 from eyas.errors import EyasError
@@ -80,12 +81,27 @@ def test_a_hub_snapshot_keeps_its_commit(home: Path, monkeypatch: pytest.MonkeyP
     assert read_json(home / "models/target/eyas_target.json")["revision"] == "0" * 40
 
 
+def test_of_a_hubs_target_the_head_alone_is_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target.work(params(TINY))
+    (home / "models/target").rename(home / "own")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(home / "own"))
+    source = {"kind": "hub", "repo": "owner/name", "revision": "0" * 40, "weights": "head"}
+    target.work(params(source))
+    assert read_json(home / "models/target/eyas_target.json")["source"] == source
+    assert 2 <= len(load_file(home / "models/target/model.safetensors")) <= 3
+    weights = (home / "models/target/model.safetensors").stat().st_size
+    assert weights < (home / "own/model.safetensors").stat().st_size
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ({"kind": "ftp"}, "target.source.kind: expected wheel_gguf .* got 'ftp'"),
         ({"kind": "hub", "repo": "a/b"}, "kind 'hub' needs 'revision'"),
         ({"kind": "folder"}, "kind 'folder' needs 'path'"),
+        ({"kind": "folder", "weights": "some"}, r"expected all \| head, got 'some'"),
         ({"kind": "train_tiny", "seed": 0}, "needs steps and seed"),
         (
             {"kind": "wheel_gguf", "package": "none_such", "file": "f", "sha256": "0"},

@@ -101,6 +101,11 @@ def test_encode_leaves_its_input_alone_and_takes_bfloat16(name: str) -> None:
     assert torch.equal(states, before)
 
 
+def test_fp32_is_exact() -> None:
+    states = torch.randn(5, 3, 70, generator=torch.Generator().manual_seed(4))
+    assert torch.equal(round_trip(state_codec("fp32"), states), states)
+
+
 def test_bf16_is_exact_for_bf16_states() -> None:
     states = noise(9, 3, 70).bfloat16().float()
     assert torch.equal(round_trip(state_codec("bf16"), states), states)
@@ -122,6 +127,7 @@ def test_fp8_decodes_every_byte_as_torch_does() -> None:
 @pytest.mark.parametrize(
     ("name", "width", "expected"),
     [
+        ("fp32", 576, 2304),
         ("bf16", 576, 1152),
         ("fp8", 576, 580),
         ("int4", 576, 288 + 2 * 9 + 4 * 4),
@@ -136,7 +142,9 @@ def test_bytes_of_a_vector_by_hand(name: str, width: int, expected: int) -> None
 
 
 def test_an_unknown_codec_and_an_unknown_version_are_named() -> None:
-    with pytest.raises(EyasError, match=r"extract.codec: expected bf16 \| fp8 \| int4, got 'zip'"):
+    with pytest.raises(
+        EyasError, match=r"extract.codec: expected fp32 \| bf16 \| fp8 \| int4, got 'zip'"
+    ):
         state_codec("zip")
     assert codec_of_label("int4/1").name == "int4"
     for label in ("int4/2", "int4", "zip"):

@@ -69,8 +69,8 @@ def test_tensors_of_a_shard_by_hand() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("zip", "bf16", "all"), r"extract.codec: expected bf16 \| fp8 \| int4, got 'zip'"),
-        (("fp8", "int4", "all"), r"extract.final_codec: expected bf16 \| fp8, got 'int4'"),
+        (("zip", "bf16", "all"), r"extract.codec: expected fp32 \| bf16 \| fp8 \| int4, got 'zip'"),
+        (("fp8", "int4", "all"), r"extract.final_codec: expected fp32 \| bf16 \| fp8, got 'int4'"),
         (("fp8", "fp8", "some"), r"extract.final_rows: expected all \| supervised, got 'some'"),
     ],
 )

@@ -9,8 +9,7 @@ from eyas.errors import EyasError
 from eyas.records import Sample
 from eyas.settings import Extract
 from eyas.states import shards
-from eyas.states.capture_hf import Captured
-from eyas.states.layout import make_layout
+from eyas.states.layout import Captured, make_layout
 
 SETTINGS = Extract(
     backend="transformers", layers=None, codec="bf16", shard_tokens=8, batch_tokens=8
@@ -100,14 +99,7 @@ def test_the_key_follows_codecs_and_kept_rows() -> None:
 
 def test_a_full_disk_is_told_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(EyasError, match=r"GB free, got .*\n  hint: set runtime.store"):
-        shards.prepare_folder(tmp_path, 10**18)
-
-
-def test_leftovers_of_a_kill_are_cleared(tmp_path: Path) -> None:
-    torn = tmp_path / ".shard-00000.safetensors.abc"
-    torn.write_bytes(b"x")
-    shards.prepare_folder(tmp_path, 0)
-    assert not torn.exists()
+        shards.check_space(tmp_path, 10**18)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -40,7 +40,7 @@ META = StoreMeta(
 def store(tmp_path: Path) -> tuple[Path, Path]:
     """Return the manifest and the folder of a store of three shards, a sample each."""
     folder, done, samples = tmp_path / "here", list[shards.Shard](), list[StoredSample]()
-    shards.prepare_folder(folder / "key", 0)
+    (folder / "key").mkdir(parents=True)
     for number, length in enumerate(LENGTHS):
         row = Sample(
             id=f"s{number}",

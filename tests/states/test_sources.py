@@ -75,6 +75,30 @@ def test_a_snapshot_in_the_hubs_cache_is_taken_with_its_links_followed(
         hub_folder("owner/other", COMMIT)
 
 
+def test_of_a_hubs_shards_only_those_of_the_head_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("language_model.model.embed_tokens", "language_model.model.norm", "x.lm_head", "x.y")
+    where = {f"{name}.weight": f"part-{n // 2}.safetensors" for n, name in enumerate(names)}
+    where["x.y.weight"] = "part-7.safetensors"
+    write_json(tmp_path / "model.safetensors.index.json", {"weight_map": where})
+    write_json(tmp_path / "config.json", {})
+    asked: list[list[str]] = []
+
+    def snapshot_download(_repo: str, *, revision: str, allow_patterns: list[str]) -> str:
+        assert revision == COMMIT
+        asked.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert hub_folder("owner/name", COMMIT, head_only=True) == tmp_path
+    assert not any("safetensors" in pattern for pattern in asked[0])
+    assert set(asked[1]) == {"part-0.safetensors", "part-1.safetensors"}
+    (tmp_path / "model.safetensors.index.json").unlink()
+    hub_folder("owner/name", COMMIT, head_only=True)
+    assert asked[3] == ["*.safetensors"], "one file: there is nothing to choose"
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
 )

@@ -9,8 +9,7 @@ from eyas.errors import EyasError
 from eyas.files import read_json
 from eyas.records import Sample
 from eyas.states import shards
-from eyas.states.capture_hf import Captured
-from eyas.states.layout import Layout, final_positions, make_layout, num_final_rows
+from eyas.states.layout import Captured, Layout, final_positions, make_layout, num_final_rows
 from eyas.states.size import bytes_per_token
 from eyas.states.store import (
     Manifest,
@@ -59,7 +58,7 @@ LAYOUTS = {
 def write_store(folder: Path, layout: Layout) -> tuple[Path, Path]:
     """Write a store of three shards; return its manifest and the folder of stores."""
     home = folder / "key"
-    shards.prepare_folder(home, 0)
+    home.mkdir(parents=True)
     done, entries = [], []
     for number, run in enumerate(shards.plan_shards(LENGTHS, 8)):
         rows, captured = [SAMPLES[row] for row in run], [states(row) for row in run]
@@ -151,7 +150,9 @@ def test_another_codec_or_version_is_refused_by_reader_and_verify(
     made = write_store(tmp_path, LAYOUTS["fp8"])
     text = made[0].read_text(encoding="utf-8")
     made[0].write_text(text.replace('"codec": "fp8/1"', f'"codec": "{label}"'), encoding="utf-8")
-    with pytest.raises(EyasError, match=rf"expected bf16 \| fp8/1 \| int4/1, got '{label}'"):
+    with pytest.raises(
+        EyasError, match=rf"expected fp32 \| bf16 \| fp8/1 \| int4/1, got '{label}'"
+    ):
         open_store(*made)
     assert f"got '{label}'" in verify(*made)[0]
 

@@ -1,22 +1,26 @@
-"""Spread a pure function over processes; results come back in the order of the items.
+"""Spread a pure function over processes, or let processes work alongside one another.
 
-What a worker needs besides the item (a tokenizer) it makes itself, once. A few chunks are under way
-at a time, so neither items nor results pile up, whoever is slower.
+Spread: results come back in the order of the items. What a worker needs besides the item (a
+tokenizer) it makes itself, once. A few chunks are under way at a time, so neither items nor results
+pile up, whoever is slower.
 """
 
 import ctypes
 import functools
+import logging
 import os
 import resource
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeVar
 
 from eyas.errors import EyasError
@@ -26,7 +30,9 @@ R = TypeVar("R")
 _CHUNK_ITEMS = 16
 _CHUNKS_EACH = 2  # under way at a time: one at work, one that waits
 _MOST = 16  # a process takes about 200 MB
+_TICK_S = 0.5
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+log = logging.getLogger("eyas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +120,56 @@ def _work() -> Callable[[Any], Any]:
 def _apply(chunk: list[Any]) -> list[Any]:
     work = _work()
     return [work(item) for item in chunk]
+
+
+def alongside(
+    work: Callable[..., R], arguments: Sequence[tuple[Any, ...]], tick: Callable[[], None]
+) -> list[R]:
+    """Call `work(*arguments[i])` in a process each; return the results of those that end well.
+
+    `tick` is called twice a second meanwhile. A process that fails or is killed is told as a
+    warning: the others may do its share.
+
+    Raises: EyasError with the first reason if all have failed.
+    """
+    context = get_context("spawn")
+    open_ends: dict[Connection, BaseProcess] = {}
+    for given in arguments:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_answer, args=(theirs, work, given), daemon=True)
+        process.start()
+        theirs.close()
+        open_ends[ours] = process
+    results: list[R] = []
+    reasons: list[str] = []
+    while open_ends:
+        for end in wait(list(open_ends), timeout=_TICK_S):
+            assert isinstance(end, Connection)
+            reason, result = _received(end, process := open_ends.pop(end))
+            if reason:
+                reasons.append(reason)
+                log.warning("worker %d: %s", process.pid, reason)
+            else:
+                results.append(result)
+        tick()
+    if not results:
+        raise EyasError(reasons[0])
+    return results
+
+
+def _received(end: Connection, process: BaseProcess) -> tuple[str, Any]:
+    try:
+        return end.recv()
+    except EOFError:
+        process.join()
+        return f"killed or broken (exit code {process.exitcode})", None
+
+
+def _answer(end: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C: the stage says what it means
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    try:
+        end.send(("", work(*arguments)))
+    except (EyasError, OSError) as error:
+        end.send((str(error), None))

@@ -2,16 +2,14 @@
 
 Reads: data/mixture/{train,val}.parquet, models/target. Writes: data/hidden_states/manifest.json and
 the shards under runtime.store. Run: python -m eyas.stages.extract.
-Source: docs/contracts.md; a shard that is there and whole is kept, so a killed run goes on.
+Source: docs/extraction.md; a shard that is there and whole is kept, so a killed run goes on, and
+several runs over one runtime.store, on this machine or others, share the shards out.
 """
 
 import hashlib
-import logging
-import sys
+import os
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +20,29 @@ from omegaconf import DictConfig
 from eyas import parquet
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_stage
+from eyas.desk.token_bar import token_bar
+from eyas.desk.workers import alongside
 from eyas.errors import EyasError
-from eyas.files import read_json, sha256_of
+from eyas.files import read_json, sha256_of, write_json
 from eyas.records import Sample
-from eyas.settings import Extract, Runtime
-from eyas.states import capture_hf, shards, store
+from eyas.settings import Extract, ExtractRuntime, Runtime
+from eyas.states import shards, store
+from eyas.states.capture_hf import Transformers
+from eyas.states.capture_sglang import SGLang
+from eyas.states.claims import claimed, work_through
 from eyas.states.folder import SIDECAR, weight_files
-from eyas.states.layout import Layout, make_layout, num_final_rows
-from eyas.states.size import bytes_per_token
-from eyas.states.target import aux_layers, check_layers, load_model
-from eyas.status import Status
+from eyas.states.job import Job, build_manifest
+from eyas.states.layout import make_layout
+from eyas.states.target import aux_layers, check_layers
 
 TARGET = Path("models/target")
 MIXTURE = Path("data/mixture")
 MANIFEST = Path("data/hidden_states/manifest.json")
-_LOG_EVERY_S = 20.0
+BACKENDS = ("transformers", "sglang")
+CHECKED = "checked"  # in the store's folder: how far the teacher of shard 0 agreed
 _CHECK_TOKENS = 1024
 # Rounding flips near-ties only; a missing norm or a shifted layer gives far less.
-_MIN_AGREEMENT = {"bf16": 0.97, "fp8": 0.9}  # SmolLM2: 0.998 and 0.968
-log = logging.getLogger("eyas")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What one run of the stage works on."""
-
-    model: Any
-    samples: list[Sample]
-    splits: list[str]
-    layers: tuple[int, ...]
-    layout: Layout
-    settings: Extract
-    folder: Path  # of the shards
+_MIN_AGREEMENT = {"fp32": 0.97, "bf16": 0.97, "fp8": 0.9}  # SmolLM2: 0.998 and 0.968
 
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
@@ -64,81 +53,144 @@ def main(config: DictConfig) -> None:
 
 def work(params: Params) -> Report:
     """Plan the shards, make those that are missing, check the teacher, write the manifest."""
-    settings = params.section("extract", Extract)
     runtime = params.knob("runtime", Runtime)
-    if settings.backend != "transformers":
-        raise EyasError(f"extract.backend: expected transformers, got '{settings.backend}'")
-    layout = make_layout(settings.codec, settings.final_codec, settings.final_rows)
-    if runtime.threads:
-        torch.set_num_threads(runtime.threads)
-    samples, splits = read_mixture()
-    model = load_model(TARGET)
-    config = model.config.get_text_config()
-    layers = settings.layers or aux_layers(config.num_hidden_layers)
-    check_layers(layers, config.num_hidden_layers)
-    check_lengths(samples, config.max_position_embeddings)
-    key = shards.store_key(samples, weights_digest(), layers, settings)
-    folder = Path(runtime.store) / key
-    job = Job(
-        model=model,
-        samples=samples,
-        splits=splits,
-        layers=layers,
-        layout=layout,
-        settings=settings,
-        folder=folder,
-    )
-    return _extract(job)
-
-
-def _extract(job: Job) -> Report:
-    runs = shards.plan_shards([len(s.input_ids) for s in job.samples], job.settings.shard_tokens)
-    kept = {n: shards.kept_shard(shards.shard_path(job.folder, n)) for n in range(len(runs))}
-    missing = [n for n, shard in kept.items() if shard is None]
-    tokens_missing = sum(len(job.samples[row].input_ids) for n in missing for row in runs[n])
-    shards.prepare_folder(job.folder, size_of(job, [row for n in missing for row in runs[n]]))
-    started = time.monotonic()
-    done: list[shards.Shard] = []
-    agreement = 0.0
-    with _progress(tokens_missing) as advance:
-        for number, run in enumerate(runs):
-            done.append(kept[number] or _make_shard(job, number, run, advance))
-            if number == 0:
-                agreement = check_teacher(job, _manifest(job, done, runs[:1]))
-    seconds = time.monotonic() - started
-    manifest = _manifest(job, done, runs)
+    job = read_job(params)
+    job.folder.mkdir(parents=True, exist_ok=True)
+    missing = [number for number in range(len(job.runs)) if not keep(job, number)]
+    shards.check_space(job.folder, sum(job.size_bytes(number) for number in missing))
+    started, seconds = time.monotonic(), dict[str, float]()
+    if missing:
+        seconds = make_shards(params, job, runtime.extract, missing)
+    wall_s = time.monotonic() - started
+    if not (job.folder / CHECKED).is_file():
+        check_teacher(job, make_backend(job, runtime, None), 0)
+    manifest = build_manifest(job, about_target(), range(len(job.runs)))
     store.write_manifest(MANIFEST, manifest)
-    tokens, size = sum(s.tokens for s in done), sum(s.size_bytes for s in done)
+    tokens, size = (sum(getattr(s, n) for s in manifest.shards) for n in ("tokens", "size_bytes"))
     metrics = {
         "rows_in": len(job.samples),
         "rows_out": len(manifest.samples),
         "tokens": tokens,
         "size_bytes": size,
         "bytes_per_token": round(size / tokens, 1),
-        "tokens_per_s": round(tokens_missing / seconds, 1) if missing else 0.0,
+        "tokens_per_s": round(sum(map(job.tokens, missing)) / wall_s, 1) if missing else 0.0,
         "shards_written": len(missing),
-        "shards_reused": len(runs) - len(missing),
-        "teacher_argmax_agreement": round(agreement, 5),
+        "shards_reused": len(job.runs) - len(missing),
+        "teacher_argmax_agreement": round(read_json(job.folder / CHECKED)["agreement"], 5),
+        **{f"{n}_share": round(s / (sum(seconds.values()) or 1), 3) for n, s in seconds.items()},
     }
     summary = (
-        f"{len(job.samples)} samples, {tokens:,} tokens, {size / 1e6:,.0f} MB, {len(runs)} shards "
-        f"({len(missing)} made now, {metrics['tokens_per_s']:,.0f} tokens/s)"
+        f"{len(job.samples)} samples, {tokens:,} tokens, {size / 1e6:,.0f} MB, {len(job.runs)} "
+        f"shards ({len(missing)} made now, {metrics['tokens_per_s']:,.0f} tokens/s)"
     )
     return Report(summary=summary, metrics=metrics, inputs=(MIXTURE / "train.parquet",))
 
 
-def size_of(job: Job, rows: list[int]) -> int:
-    """Return the bytes that the states of these samples will take."""
-    samples = [job.samples[row] for row in rows]
-    tokens = sum(len(s.input_ids) for s in samples)
-    final = sum(num_final_rows(job.layout, len(s.input_ids), s.spans) for s in samples)
-    per_token = bytes_per_token(
-        job.layout,
-        num_layers=len(job.layers),
-        hidden_size=job.model.config.get_text_config().hidden_size,
-        final_share=final / max(tokens, 1),
+def read_job(params: Params, key: str | None = None) -> Job:
+    """Read settings, mixture and the target's shape, and refuse what cannot work.
+
+    `key` is the store's, where it is known: to find it, all of the target's weights are read.
+    """
+    settings = params.section("extract", Extract)
+    if settings.backend not in BACKENDS:
+        raise EyasError(
+            f"extract.backend: expected {' | '.join(BACKENDS)}, got '{settings.backend}'"
+        )
+    layout = make_layout(settings.codec, settings.final_codec, settings.final_rows)
+    samples, splits = read_mixture()
+    config = read_json(TARGET / "config.json", hint="dvc repro target")
+    text = config.get("text_config", config)
+    layers = settings.layers or aux_layers(text["num_hidden_layers"])
+    check_layers(layers, text["num_hidden_layers"])
+    check_lengths(samples, text["max_position_embeddings"])
+    own = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or "bfloat16"
+    key = key or shards.store_key(samples, weights_digest(), layers, settings)
+    return Job(
+        samples=samples,
+        splits=splits,
+        runs=shards.plan_shards([len(s.input_ids) for s in samples], settings.shard_tokens),
+        hidden_size=text["hidden_size"],
+        model_type=config["model_type"],
+        dtype=settings.compute_dtype or ("float32" if settings.backend == "transformers" else own),
+        layers=layers,
+        layout=layout,
+        settings=settings,
+        folder=Path(params.knob("runtime", Runtime).store) / key,
     )
-    return round(per_token * tokens)
+
+
+def keep(job: Job, number: int) -> bool:
+    """Tell whether a shard is there and unaltered, or another worker is at it.
+
+    An altered one no longer counts afterwards.
+    """
+    with claimed(job.path(number)) as mine:
+        if not mine or shards.kept_shard(job.path(number)):
+            return mine
+        job.path(number).with_suffix(".json").unlink(missing_ok=True)
+        return False
+
+
+def make_shards(
+    params: Params, job: Job, extract: ExtractRuntime, missing: Sequence[int]
+) -> dict[str, float]:
+    """Make the missing shards with as many workers as asked; return the seconds by kind of work."""
+    servers = extract.servers if job.settings.backend == "sglang" else ()
+    workers = [server for server in servers or (None,) for _ in range(extract.workers)]
+    waiting = set(missing)
+    with token_bar("extract", sum(map(job.tokens, missing))) as advance:
+        if len(workers) == 1:
+            return run_worker(params.tree(), job.folder.name, workers[0], advance)
+
+        def tick() -> None:
+            made = {number for number in waiting if job.is_there(number)}
+            waiting.difference_update(made)
+            advance(sum(map(job.tokens, made)))
+
+        given = [(params.tree(), job.folder.name, server) for server in workers]
+        spent = alongside(run_worker, given, tick)
+        return {name: sum(seconds[name] for seconds in spent) for name in spent[0]}
+
+
+def run_worker(
+    tree: Mapping[str, Any],
+    key: str,
+    server: str | None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, float]:
+    """Make shards until all are there; the first is checked before there are more."""
+    params = Params(tree)
+    runtime = params.knob("runtime", Runtime)
+    job = read_job(params, key)
+    backend = make_backend(job, runtime, server)
+    made: list[int] = []
+
+    def make(number: int) -> None:
+        shards.check_space(job.folder, job.size_bytes(number))
+        samples = [job.samples[row] for row in job.runs[number]]
+        backend.make_shard(job.path(number), samples, advance)
+        if not made:
+            check_teacher(job, backend, number)
+        made.append(number)
+
+    work_through([job.path(number) for number in range(len(job.runs))], job.is_there, make)
+    return backend.seconds
+
+
+def make_backend(job: Job, runtime: Runtime, server: str | None) -> Transformers | SGLang:
+    """Load the target, or reach the server that has it."""
+    extract = runtime.extract
+    if job.settings.backend == "sglang":
+        if not extract.servers:
+            raise EyasError(
+                "runtime.extract.servers: expected addresses of SGLang servers, got none",
+                hint="start them with the flags in docs/extraction.md",
+            )
+        url = server or extract.servers[0]
+        return SGLang(url, TARGET, job, patience_s=extract.patience_s)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    torch.set_num_threads(runtime.threads or max(1, cores // extract.workers))
+    return Transformers(TARGET, job)
 
 
 def read_mixture() -> tuple[list[Sample], list[str]]:
@@ -156,6 +208,11 @@ def read_mixture() -> tuple[list[Sample], list[str]]:
     return samples, splits
 
 
+def about_target() -> dict[str, Any]:
+    """Return what the stage target says of its folder."""
+    return read_json(TARGET / SIDECAR, hint="dvc repro target")
+
+
 def check_lengths(samples: list[Sample], limit: int) -> None:
     """Refuse samples that are empty or longer than the target's context."""
     for sample in samples:
@@ -170,22 +227,26 @@ def check_lengths(samples: list[Sample], limit: int) -> None:
 def weights_digest() -> str:
     """Return the identity of the target's numbers: config and weights, not its tokenizer."""
     files = [TARGET / "config.json", *weight_files(TARGET)]
-    return hashlib.sha256("".join(map(sha256_of, files)).encode()).hexdigest()
+    about = about_target()
+    # Where the head alone lies here, the weights between are known by their revision.
+    rest = about["revision"] if about["source"].get("weights") == "head" else ""
+    return hashlib.sha256(("".join(map(sha256_of, files)) + rest).encode()).hexdigest()
 
 
-def check_teacher(job: Job, manifest: store.Manifest) -> float:
-    """Compare lm_head over stored states with the target's own choice, on about a thousand tokens.
+def check_teacher(job: Job, backend: Transformers | SGLang, number: int) -> None:
+    """Compare lm_head over a shard's states with the target's own choice, on a thousand tokens.
 
-    Returns the share that agrees; 1 if the first shard keeps no final state at all.
+    The share that agrees is noted for shard 0: 1 if it keeps no final state at all.
 
     Raises: EyasError if they agree on too few: the states are not those that feed lm_head.
     """
+    manifest = build_manifest(job, about_target(), [number])
     reader = store.Store(manifest, job.folder.parent)
     agreed = seen = 0
     for sample in manifest.samples:
-        states = reader.read(sample.id)
-        ids = states.input_ids.tolist()
-        same, of = capture_hf.argmax_agreement(job.model, ids, states.final_TD)
+        states = reader.read(sample.id)  # of a long one, a prefix: its logits fill a GPU
+        ids = states.input_ids[:_CHECK_TOKENS].tolist()
+        same, of = backend.agreement(ids, states.final_TD[:_CHECK_TOKENS])
         agreed += same
         seen += of
         if seen >= _CHECK_TOKENS:
@@ -193,122 +254,14 @@ def check_teacher(job: Job, manifest: store.Manifest) -> float:
     least = _MIN_AGREEMENT[job.settings.final_codec]
     share = agreed / seen if seen else 1.0
     if share < least:
+        job.path(number).with_suffix(".json").unlink()
         raise EyasError(
-            f"{job.folder}: stored states predict the target's own next token in "
+            f"{job.path(number)}: stored states predict the target's own next token in "
             f"{share:.1%} of {seen} places, expected {least:.0%}",
-            hint="the final norm is missing, or the shards are of other weights: remove the folder",
+            hint="the final norm is missing, or the target has other weights than models/target",
         )
-    return share
-
-
-def _make_shard(job: Job, number: int, run: range, advance: Callable[[int], None]) -> shards.Shard:
-    rows = [job.samples[row] for row in run]
-    found: dict[int, capture_hf.Captured] = {}
-    for group in capture_hf.batches([len(s.input_ids) for s in rows], job.settings.batch_tokens):
-        ids = [rows[row].input_ids for row in group]
-        found.update(zip(group, capture_hf.capture(job.model, ids, job.layers), strict=True))
-        advance(sum(map(len, ids)))
-    states = [found[row] for row in range(len(rows))]
-    return shards.write_shard(shards.shard_path(job.folder, number), rows, states, job.layout)
-
-
-def _manifest(job: Job, done: list[shards.Shard], runs: list[range]) -> store.Manifest:
-    about = read_json(TARGET / SIDECAR, hint="dvc repro target")
-    meta = store.StoreMeta(
-        key=job.folder.name,
-        target_name=about["name"],
-        target_revision=about["revision"],
-        template=about["codec"],
-        layers=tuple(job.layers),
-        layer_axis="layer outputs",
-        hidden_size=job.model.config.get_text_config().hidden_size,
-        codec=job.layout.aux.label,
-        compute_dtype=str(job.model.dtype).removeprefix("torch."),
-        final=store.POST_NORM,
-        final_codec=job.layout.final.label,
-        final_rows=job.layout.final_rows,
-    )
-    entries = []
-    for number, run in enumerate(runs):
-        offset = 0
-        for row in run:
-            sample = job.samples[row]
-            entries.append(
-                store.StoredSample(
-                    id=sample.id,
-                    split=job.splits[row],
-                    shard=number,
-                    offset=offset,
-                    length=len(sample.input_ids),
-                    spans=sample.spans,
-                )
-            )
-            offset += len(sample.input_ids)
-    return store.Manifest(meta=meta, shards=tuple(done), samples=tuple(entries))
-
-
-@contextmanager
-def _progress(total: int) -> Generator[Callable[[int], None], None, None]:
-    """Show tokens done, rate and time left: a bar on a terminal, else a line now and then."""
-    status, started = Status("extract"), time.monotonic()
-    done = 0
-
-    def tell(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        now = time.monotonic()
-        if status.due(now):
-            rate = done / max(now - started, 1e-9)
-            facts = {"done": done, "total": total, "unit": "tokens", "tokens_per_s": round(rate, 1)}
-            status.tell("run", facts | {"eta_s": round((total - done) / rate, 1)})
-
-    with (_bar if sys.stderr.isatty() else _lines)(total) as show:
-
-        def advance(tokens: int) -> None:
-            tell(tokens)
-            show(tokens)
-
-        yield advance
-
-
-@contextmanager
-def _lines(total: int) -> Generator[Callable[[int], None], None, None]:
-    started = last = time.monotonic()
-    done = 0
-
-    def advance(tokens: int) -> None:
-        nonlocal done, last
-        done += tokens
-        now = time.monotonic()
-        if now - last >= _LOG_EVERY_S:
-            last, rate = now, done / (now - started)
-            left_s = (total - done) / rate
-            log.info("extract: %d of %d tokens, %.0f/s, %.0f s left", done, total, rate, left_s)
-
-    yield advance
-
-
-@contextmanager
-def _bar(total: int) -> Generator[Callable[[int], None], None, None]:
-    from rich import progress
-    from rich.console import Console
-
-    columns = (
-        progress.TextColumn("extract"),
-        progress.BarColumn(),
-        progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f} tokens"),
-        progress.TextColumn("{task.fields[rate]:,.0f}/s"),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("extract", total=total, rate=0.0)
-        started = time.monotonic()
-
-        def advance(tokens: int) -> None:
-            done = bar.tasks[task].completed + tokens
-            bar.update(task, completed=done, rate=done / (time.monotonic() - started))
-
-        yield advance
+    if number == 0:
+        write_json(job.folder / CHECKED, {"agreement": share, "tokens": seen})
 
 
 if __name__ == "__main__":

@@ -60,6 +60,9 @@ def work(params: Params) -> Report:
 def build(target: Target, folder: Path) -> str:
     """Fill `folder` from the target's source; return the identity of what it was made from."""
     source, dtype = target.source, _DTYPES[target.dtype]
+    if source.weights not in ("all", "head"):
+        raise EyasError(f"target.source.weights: expected all | head, got '{source.weights}'")
+    head_only = source.weights == "head"
     match source.kind:
         case "wheel_gguf":
             package, file = _need(source, "package"), _need(source, "file")
@@ -69,10 +72,11 @@ def build(target: Target, folder: Path) -> str:
             return _need(source, "sha256")
         case "hub":
             revision = _need(source, "revision")
-            folders.copy_folder(sources.hub_folder(_need(source, "repo"), revision), folder)
+            found = sources.hub_folder(_need(source, "repo"), revision, head_only=head_only)
+            folders.copy_folder(found, folder, head_only=head_only)
             return revision
         case "folder":
-            folders.copy_folder(Path(_need(source, "path")), folder)
+            folders.copy_folder(Path(_need(source, "path")), folder, head_only=head_only)
             return folders.folder_digest(folder)
         case "train_tiny":
             return _build_tiny(source, dtype, folder)
@@ -106,7 +110,8 @@ def _need(source: TargetSource, name: str) -> str:
 
 def _given(source: TargetSource) -> dict[str, object]:
     names = ("package", "file", "sha256", "repo", "revision", "steps", "seed")  # a path is private
-    return {name: value for name in names if (value := getattr(source, name)) is not None}
+    given = {name: value for name in names if (value := getattr(source, name)) is not None}
+    return given if source.weights == "all" else given | {"weights": source.weights}
 
 
 def _report(name: str, seconds: float) -> Report:

@@ -7,23 +7,48 @@ Legend: B batch, T tokens, D hidden size, L aux layers, V vocabulary.
 """
 
 import contextlib
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from eyas.errors import EyasError
+from eyas.records import Sample
+from eyas.states.job import Job
+from eyas.states.layout import Captured
+from eyas.states.shards import write_shard
+from eyas.states.target import load_model
 
 _PAD = 0  # behind the row's end, where no real token attends
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """The states of one row, float32."""
+class Transformers:
+    """The target in this process."""
 
-    aux_TLD: torch.Tensor
-    final_TD: torch.Tensor  # after the final norm
+    def __init__(self, target: Path, job: Job) -> None:
+        self._model, self._job = load_model(target, dtype=getattr(torch, job.dtype)), job
+        self.seconds = {"compute": 0.0, "write": 0.0}
+
+    def make_shard(
+        self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
+    ) -> None:
+        """Run the samples through the target and write their shard; `advance` hears of tokens."""
+        job, found = self._job, dict[int, Captured]()
+        started = time.monotonic()
+        for group in batches([len(s.input_ids) for s in samples], job.settings.batch_tokens):
+            ids = [samples[row].input_ids for row in group]
+            found.update(zip(group, capture(self._model, ids, job.layers), strict=True))
+            advance(sum(map(len, ids)))
+        captured = time.monotonic()
+        write_shard(path, samples, [found[row] for row in range(len(samples))], job.layout)
+        self.seconds["compute"] += captured - started
+        self.seconds["write"] += time.monotonic() - captured
+
+    def agreement(self, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
+        """Count where lm_head over the states picks what the target picks; and the places."""
+        return argmax_agreement(self._model, ids, final_TD)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

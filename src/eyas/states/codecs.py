@@ -2,6 +2,7 @@
 
 A codec turns vectors [T, ..., D] into named tensors led by T, and back into float32.
 
+    fp32  4 D bytes        exact
     bf16  2 D bytes        exact for bf16 states; relative error 0.2 % for float32 ones
     fp8   D + 4 bytes      e4m3, one float32 scale a vector, so one a token and layer; 2.2 %
     int4  about 0.56 D     rotated groups of 64, the largest values apart; 6 % (states/int4.py)
@@ -42,8 +43,8 @@ def encode_bf16(states: torch.Tensor) -> Parts:
     return {"values": states.to(torch.bfloat16)}
 
 
-def decode_bf16(parts: Parts, _width: int) -> torch.Tensor:
-    """Return the values in float32."""
+def decode_wide(parts: Parts, _width: int) -> torch.Tensor:
+    """Return plain values in float32."""
     return parts["values"].float()
 
 
@@ -69,7 +70,10 @@ def decode_fp8(parts: Parts, _width: int) -> torch.Tensor:
 _CODECS = {
     codec.name: codec
     for codec in (
-        StateCodec(name="bf16", label="bf16", encode=encode_bf16, decode=decode_bf16),
+        StateCodec(
+            name="fp32", label="fp32", encode=lambda s: {"values": s.float()}, decode=decode_wide
+        ),
+        StateCodec(name="bf16", label="bf16", encode=encode_bf16, decode=decode_wide),
         StateCodec(name="fp8", label="fp8/1", encode=encode_fp8, decode=decode_fp8),
         StateCodec(name="int4", label="int4/1", encode=int4.encode, decode=int4.decode),
     )

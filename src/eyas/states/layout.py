@@ -9,7 +9,7 @@ the drafter stands before position 0). `final_rows: supervised` keeps those rows
 The ridge start regresses the final state; over such a store it learns from the kept rows alone.
 Source: eyas/drafter/packing.py `predictions` (a test in tests/states compares the two).
 
-Legend: T tokens, D hidden size, R rows that keep their final state.
+Legend: T tokens, L aux layers, D hidden size, R rows that keep their final state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +21,16 @@ from eyas.errors import EyasError
 from eyas.records import Span
 from eyas.states.codecs import StateCodec, codec_of_label, state_codec
 
-_FINAL_CODECS = ("bf16", "fp8")  # four bits would blur the teacher
+_FINAL_CODECS = ("fp32", "bf16", "fp8")  # four bits would blur the teacher
 ALL, SUPERVISED = "all", "supervised"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The states of one row, in the dtype that the target computed them in."""
+
+    aux_TLD: torch.Tensor
+    final_TD: torch.Tensor  # after the final norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

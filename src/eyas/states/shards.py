@@ -9,7 +9,7 @@ option that came later is left out of key and manifest at its default, so that o
 import hashlib
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from safetensors.torch import save_file
 
 from eyas.errors import EyasError
 from eyas.files import read_json, replacing, sha256_of, write_json
-from eyas.records import Sample, canonical_json
+from eyas.records import Sample, Span, canonical_json
 from eyas.settings import Extract
-from eyas.states.capture_hf import Captured
-from eyas.states.codecs import state_codec
-from eyas.states.layout import SUPERVISED, Layout, encode, final_positions
+from eyas.states.codecs import Parts, state_codec
+from eyas.states.layout import SUPERVISED, Captured, Layout, encode, final_positions
 
 FORMAT = 1
 _KEY_DIGITS = 32
@@ -112,34 +111,62 @@ def shard_fault(path: Path, shard: Shard) -> str | None:
     return None
 
 
+def is_there(path: Path, tokens: int) -> bool:
+    """Tell whether a shard was finished: a glance at size and tokens, where `kept_shard` reads all.
+
+    Raises: EyasError if its description cannot be read.
+    """
+    sidecar = path.with_suffix(".json")
+    if not (path.is_file() and sidecar.is_file()):
+        return False
+    about = read_json(sidecar)
+    return (about["tokens"], about["size_bytes"]) == (tokens, path.stat().st_size)
+
+
 def write_shard(
     path: Path, samples: Sequence[Sample], states: Sequence[Captured], layout: Layout
 ) -> Shard:
-    """Pack samples end to end into one file; the sidecar comes last and makes it count.
+    """Encode samples and write them as a shard.
 
     Raises: EyasError naming the sample whose states hold inf, NaN or what no codec can hold.
     """
+    pairs = zip(samples, states, strict=True)
+    rows = [encode_row(s.id, s.spans, captured, layout) for s, captured in pairs]
+    return write_rows(path, [s.input_ids for s in samples], rows)
+
+
+def write_rows(path: Path, ids: Sequence[Sequence[int]], rows: Sequence[Parts]) -> Shard:
+    """Pack encoded samples end to end into one file; the sidecar comes last and makes it count."""
     sidecar = path.with_suffix(".json")
     sidecar.unlink(missing_ok=True)
-    ids = np.concatenate([_int32(s.input_ids) for s in samples])
-    rows = [_encoded(s, captured, layout) for s, captured in zip(samples, states, strict=True)]
+    input_ids = np.concatenate([_int32(row) for row in ids])
     parts = {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
     with replacing(path) as temporary:
-        save_file({"input_ids": torch.from_numpy(ids), **parts}, temporary)
+        save_file({"input_ids": torch.from_numpy(input_ids), **parts}, temporary)
         size, digest = temporary.stat().st_size, sha256_of(temporary)
-    shard = Shard(name=path.name, tokens=len(ids), size_bytes=size, sha256=digest)
+    shard = Shard(name=path.name, tokens=len(input_ids), size_bytes=size, sha256=digest)
     write_json(sidecar, asdict(shard))
     return shard
 
 
-def prepare_folder(folder: Path, needed_bytes: int) -> None:
-    """Make the store's folder, clear what a kill left half-written, check the free space.
+def encode_row(sample_id: str, spans: Sequence[Span], states: Captured, layout: Layout) -> Parts:
+    """Return a sample's tensors as a shard holds them.
 
-    Raises: EyasError if the disk has less than `needed_bytes` and a little to spare.
+    Raises: EyasError naming the sample if its states hold inf, NaN or what no codec can hold.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".shard-*"):
-        leftover.unlink()
+    for field, values in (("aux", states.aux_TLD), ("final", states.final_TD)):
+        if not (largest := float(values.abs().max())) < _LARGEST:
+            raise EyasError(
+                f"sample {sample_id}: {field} states: expected finite values below {_LARGEST:g}, "
+                f"got {largest:g}",
+                hint="check the target's weights and compute dtype",
+            )
+    positions_R = final_positions(layout, len(states.final_TD), spans)
+    return encode(layout, states.aux_TLD, states.final_TD[positions_R])
+
+
+def check_space(folder: Path, needed_bytes: int) -> None:
+    """Refuse to go on where the disk has less than `needed_bytes` and a little to spare."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + _SPARE_BYTES:
         raise EyasError(
@@ -147,18 +174,6 @@ def prepare_folder(folder: Path, needed_bytes: int) -> None:
             f"got {free / 1e9:,.2f} GB",
             hint="set runtime.store to a bigger disk, or extract.codec to fp8 or int4",
         )
-
-
-def _encoded(sample: Sample, states: Captured, layout: Layout) -> Mapping[str, torch.Tensor]:
-    for field, values in (("aux", states.aux_TLD), ("final", states.final_TD)):
-        if not (largest := float(values.abs().max())) < _LARGEST:
-            raise EyasError(
-                f"sample {sample.id}: {field} states: expected finite values below {_LARGEST:g}, "
-                f"got {largest:g}",
-                hint="check the target's weights and compute dtype",
-            )
-    positions_R = final_positions(layout, len(sample.input_ids), sample.spans)
-    return encode(layout, states.aux_TLD, states.final_TD[positions_R])
 
 
 def _identity(sample: Sample, final_rows: str) -> list[Any]:

@@ -19,7 +19,7 @@ from fsspec.core import url_to_fs
 
 from eyas.errors import EyasError
 from eyas.files import write_json
-from eyas.states.shards import Shard, prepare_folder, shard_fault
+from eyas.states.shards import Shard, check_space, shard_fault
 from eyas.states.store import HINT, read_manifest
 
 log = logging.getLogger("eyas")
@@ -71,7 +71,8 @@ def pull(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> 
     home = folder / index.meta.key
     missing = [shard for shard in index.shards if shard_fault(home / shard.name, shard)]
     moved.there_already = len(index.shards) - len(missing)
-    prepare_folder(home, sum(shard.size_bytes for shard in missing))
+    home.mkdir(parents=True, exist_ok=True)
+    check_space(home, sum(shard.size_bytes for shard in missing))
     with _reaching(url, options) as (fs, base):
         for shard in missing:
             part = home / f".{shard.name}"

@@ -9,10 +9,12 @@ import re
 from pathlib import Path
 
 from eyas.errors import EyasError
-from eyas.files import sha256_of
+from eyas.files import read_json, sha256_of
+from eyas.states.folder import INDEX, head_keys, weight_map
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_HUB_PATTERNS = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.py")
+_HUB_PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+_HUB_WEIGHTS = "*.safetensors"
 
 
 def wheel_file(package: str, file: str, sha256: str) -> Path:
@@ -39,8 +41,11 @@ def wheel_file(package: str, file: str, sha256: str) -> Path:
     return path
 
 
-def hub_folder(repo: str, revision: str) -> Path:
+def hub_folder(repo: str, revision: str, *, head_only: bool = False) -> Path:
     """Return the local snapshot of a hub repository at one commit, downloading what is missing.
+
+    `head_only`: of the weights, only the files that hold embedding, final norm and lm_head, which
+    are found in the index.
 
     Raises: EyasError if the revision is not a full commit hash or the snapshot cannot be had.
     """
@@ -52,8 +57,15 @@ def hub_folder(repo: str, revision: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    def fetch(patterns: list[str]) -> Path:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(_HUB_PATTERNS)))
+        folder, weights = fetch(list(_HUB_PATTERNS)), [_HUB_WEIGHTS]
+        if head_only and (folder / INDEX).is_file():
+            where = weight_map(folder)
+            weights = [where[k].name for k in head_keys(folder, read_json(folder / "config.json"))]
+        return fetch(weights)
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
         reason = str(error).splitlines()[0]
         raise EyasError(

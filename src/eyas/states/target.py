@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from eyas.errors import EyasError
 from eyas.files import read_json
-
-_HINT = "build it again with `dvc repro -f -s target`"
+from eyas.states.folder import REBUILD, SIDECAR, head_keys, read_tensor, weight_map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +79,19 @@ def load_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as hf_logging
 
-    read_json(folder / "config.json", hint=_HINT)
+    read_json(folder / "config.json", hint=REBUILD)
+    if (folder / SIDECAR).is_file() and "weights" in read_json(folder / SIDECAR).get("source", {}):
+        raise EyasError(
+            f"{folder}: expected the whole model, got its head alone",
+            hint="set target.source.weights: all, or extract.backend: sglang",
+        )
     hf_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
         )
     except (OSError, SafetensorError) as error:
-        raise EyasError(f"{folder}: not a loadable model ({error})", hint=_HINT) from None
+        raise EyasError(f"{folder}: not a loadable model ({error})", hint=REBUILD) from None
     return model.eval().requires_grad_(False)
 
 
@@ -96,18 +100,16 @@ def load_head(folder: Path, *, dtype: torch.dtype = torch.float32) -> TargetHead
 
     Raises: EyasError if a tensor is missing or its shape is not that of the config.
     """
-    config = read_json(folder / "config.json", hint=_HINT)
+    config = read_json(folder / "config.json", hint=REBUILD)
     text = config.get("text_config", config)
-    where = _weight_map(folder)
-    embed_VD = _tensor(folder, where, "embed_tokens.weight").to(dtype)
-    norm_weight_D = _tensor(folder, where, "model.norm.weight").to(dtype)
-    tied = text.get("tie_word_embeddings", False)
-    lm_head_VD = embed_VD if tied else _tensor(folder, where, "lm_head.weight").to(dtype)
+    keys, where = head_keys(folder, config), weight_map(folder)
+    embed_VD, norm_weight_D = (read_tensor(where, key).to(dtype) for key in keys[:2])
+    lm_head_VD = read_tensor(where, keys[2]).to(dtype) if keys[2:] else embed_VD
     expected = (text["vocab_size"], text["hidden_size"])
     for name, got in (("embed_tokens", embed_VD), ("lm_head", lm_head_VD)):
         if tuple(got.shape) != expected:
             raise EyasError(
-                f"{folder}: {name} expected {expected}, got {tuple(got.shape)}", hint=_HINT
+                f"{folder}: {name} expected {expected}, got {tuple(got.shape)}", hint=REBUILD
             )
     return TargetHead(
         embed_VD=embed_VD,
@@ -116,28 +118,3 @@ def load_head(folder: Path, *, dtype: torch.dtype = torch.float32) -> TargetHead
         norm_eps=float(text["rms_norm_eps"]),
         config=config,
     )
-
-
-def _weight_map(folder: Path) -> dict[str, Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return {key: folder / name for key, name in read_json(index)["weight_map"].items()}
-    path = folder / "model.safetensors"
-    with _open(path) as file:
-        return dict.fromkeys(file.keys(), path)
-
-
-def _tensor(folder: Path, where: dict[str, Path], suffix: str) -> torch.Tensor:
-    """Return the one tensor whose key ends so; multimodal targets put a prefix before `model.`."""
-    keys = [key for key in where if key == suffix or key.endswith(f".{suffix}")]
-    if len(keys) != 1:
-        raise EyasError(f"{folder}: expected one tensor '*{suffix}', got {keys}", hint=_HINT)
-    with _open(where[keys[0]]) as file:
-        return file.get_tensor(keys[0])
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise EyasError(f"{path}: not a readable safetensors file ({error})", hint=_HINT) from None

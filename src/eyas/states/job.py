@@ -1,0 +1,91 @@
+"""An extraction as a value: what goes into which shard, how, and what the index then says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eyas.files import read_json
+from eyas.records import Sample
+from eyas.settings import Extract
+from eyas.states.layout import Layout, num_final_rows
+from eyas.states.shards import Shard, is_there, shard_path
+from eyas.states.size import bytes_per_token
+from eyas.states.store import POST_NORM, Manifest, StoredSample, StoreMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one run of the stage works on."""
+
+    samples: list[Sample]
+    splits: list[str]
+    runs: list[range]  # samples of each shard
+    hidden_size: int
+    model_type: str
+    dtype: str  # that the states are computed in
+    layers: tuple[int, ...]
+    layout: Layout
+    settings: Extract
+    folder: Path  # of the shards
+
+    def path(self, number: int) -> Path:
+        """Return where a shard lies."""
+        return shard_path(self.folder, number)
+
+    def tokens(self, number: int) -> int:
+        """Return how many rows a shard has."""
+        return sum(len(self.samples[row].input_ids) for row in self.runs[number])
+
+    def size_bytes(self, number: int) -> int:
+        """Return the bytes that a shard will take."""
+        tokens = self.tokens(number)
+        rows = [self.samples[row] for row in self.runs[number]]
+        final = sum(num_final_rows(self.layout, len(s.input_ids), s.spans) for s in rows)
+        per_token = bytes_per_token(
+            self.layout,
+            num_layers=len(self.layers),
+            hidden_size=self.hidden_size,
+            final_share=final / tokens,
+        )
+        return round(per_token * tokens)
+
+    def is_there(self, number: int) -> bool:
+        """Tell whether a shard is finished."""
+        return is_there(self.path(number), self.tokens(number))
+
+
+def build_manifest(job: Job, about: Mapping[str, Any], numbers: Sequence[int]) -> Manifest:
+    """Return the index of these shards, which must be there; `about` is of the target."""
+    meta = StoreMeta(
+        key=job.folder.name,
+        target_name=about["name"],
+        target_revision=about["revision"],
+        template=about["codec"],
+        layers=tuple(job.layers),
+        layer_axis="layer outputs",
+        hidden_size=job.hidden_size,
+        codec=job.layout.aux.label,
+        compute_dtype=job.dtype,
+        final=POST_NORM,
+        final_codec=job.layout.final.label,
+        final_rows=job.layout.final_rows,
+    )
+    entries = []
+    for place, number in enumerate(numbers):
+        offset = 0
+        for row in job.runs[number]:
+            sample = job.samples[row]
+            entries.append(
+                StoredSample(
+                    id=sample.id,
+                    split=job.splits[row],
+                    shard=place,
+                    offset=offset,
+                    length=len(sample.input_ids),
+                    spans=sample.spans,
+                )
+            )
+            offset += len(sample.input_ids)
+    files = [Shard(**read_json(job.path(n).with_suffix(".json"))) for n in numbers]
+    return Manifest(meta=meta, shards=tuple(files), samples=tuple(entries))

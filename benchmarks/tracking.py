@@ -91,8 +91,8 @@ def killed(clone: Path, overrides: list[str]) -> dict[str, Any]:
         run([*sweep, *TWO_AT_ONCE], clone),
     ]
     found = audit(clone / "var/mlflow.db")
-    new = {f"new_{k}": found[k] - before[k] for k in ("parents", "children")}
-    return {"what": "killed", "exit_codes": codes} | found | new
+    new = {f"new_{k}": v - before[k] for k, v in found.items() if isinstance(v, int)}
+    return {"what": "killed", "exit_codes": codes, "integrity": found["integrity"]} | new
 
 
 def run(command: list[str], folder: Path, kill_after_s: float | None = None) -> int:

@@ -15,6 +15,10 @@ SWEEP = "python -m eyas.stages.sweep --multirun train.lr=1e-4,3e-4 runtime.threa
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+def table_of(text: str) -> str:
+    return text[text.index("\nSweep ") :]
+
+
 def test_a_sweep_leaves_the_pipeline_alone_and_goes_on_where_it_was(
     tiny_repository: Path, shell: Shell
 ) -> None:
@@ -27,12 +31,13 @@ def test_a_sweep_leaves_the_pipeline_alone_and_goes_on_where_it_was(
     assert sorted(name for _, name in rows) == ["train.lr=0.0001", "train.lr=0.0003"]
     assert [tau for tau, _ in rows] == sorted((tau for tau, _ in rows), reverse=True)
     assert f"dvc exp run -S {rows[0][1]}" in swept.stdout
-    records = [
-        json.loads(p.read_text()) for p in tiny_repository.glob("var/sweeps/jobs/*/job.json")
-    ]
-    assert [record["ran"] for record in records] == [["train", "export", "evaluate"]] * 2
-    again = shell(SWEEP)
-    assert (again.stdout, again.stderr.count("is finished already")) == (swept.stdout, 2)
+    files = tiny_repository.glob("var/sweeps/jobs/*/job.json")
+    records = [json.loads(path.read_text()) for path in files]
+    ran = [record["ran"] for record in records if record["promote"].endswith(("0001", "0003"))]
+    assert ran == [["train", "export", "evaluate"]] * 2
+    again = shell(SWEEP).stdout
+    assert table_of(again) == table_of(swept.stdout)
+    assert again.count("is finished already") == 2
 
 
 def test_a_combination_that_cannot_run_is_told_and_the_others_go_on(shell: Shell) -> None:
@@ -40,14 +45,15 @@ def test_a_combination_that_cannot_run_is_told_and_the_others_go_on(shell: Shell
     assert swept.returncode == 1
     assert re.search(r"^ +1 +\d\.\d\d .* generate\.temperature=0\.7$", swept.stdout, re.MULTILINE)
     assert "failed  generate.temperature=1.1" in swept.stdout
-    assert "runtime.sweep.budget_tokens" in swept.stderr
-    assert "Traceback" not in swept.stderr
+    assert "runtime.sweep.budget_tokens" in swept.stdout  # where Hydra logs
+    assert "Traceback" not in swept.stdout + swept.stderr
 
 
 def test_the_drafter_of_the_pipeline_tells_its_lineage(shell: Shell) -> None:
     told = shell("eyas lineage models/export")
     assert told.returncode == 0, told.stderr
-    assert "a dvc.lock that is not committed yet" in told.stdout
+    words = " ".join(told.stdout.split())
+    assert "a dvc.lock that is not committed yet" in words
     assert re.search(r"^chat +local +24 ", told.stdout, re.MULTILINE)
-    assert "lr 0.0002" in told.stdout
+    assert " lr 0.0002," in words
     assert max(map(len, told.stdout.splitlines())) <= 80

@@ -40,14 +40,7 @@ JOBS = FOLDER / "jobs"
 FINISHED = "job.json"
 _ALWAYS = ("train", "export", "evaluate")
 _NEVER = ("compose", "report")
-_BESIDE = (
-    "hydra.",
-    "hydra/",
-    "+hydra.",
-    "runtime.",
-    "select=",
-    "-",
-)  # overrides that change no output
+_BESIDE = ("hydra.", "hydra/", "+hydra.", "runtime.", "select=", "-")  # they change no output
 log = logging.getLogger("eyas")
 
 

@@ -30,6 +30,7 @@ FOLDER = Path("var")
 EXPERIMENT = "eyas"
 KEY_TAG, STAGE_TAG = "pipeline.key", "stage"
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # which tabs the page has
 _METRICS_A_CALL, _PARAMS_A_CALL = 1000, 100  # MLflow's limits
 _LONGEST_VALUE, _LONGEST_TAG, _LONGEST_NAME = 500, 4000, 120
 _POINTS = 400  # of a job's training curve
@@ -306,7 +307,7 @@ def _open() -> tuple[Any, str]:
         if found is not None:
             return client, found.experiment_id
         where = (FOLDER / "artifacts").resolve().as_uri()
-        return client, client.create_experiment(EXPERIMENT, artifact_location=where)
+        return client, client.create_experiment(EXPERIMENT, where, _KIND)
 
 
 def _lock() -> Any:

@@ -126,7 +126,6 @@ def write_export(
     Raises: EyasError if anything is not as servers expect it.
     """
     check_tensors(tensors, config, "drafter")
-    key = profile_named(profile).layer_key
     described, served = serving_config(config, profile, verifier), served_tensors(tensors)
     metadata = {
         "format": "pt",
@@ -134,7 +133,11 @@ def write_export(
         "target_revision": config.target_revision,
     }
     with replacing(folder / WEIGHTS) as temporary:
-        save_file(renamed(served, OWN_LAYER, key), temporary, metadata=metadata)
+        save_file(
+            renamed(served, OWN_LAYER, profile_named(profile).layer_key),
+            temporary,
+            metadata=metadata,
+        )
     write_json(folder / "config.json", described)
     write_text(folder / "README.md", card)
     again = read_export(folder, config)
@@ -157,7 +160,6 @@ def read_export(folder: Path, config: DrafterConfig) -> dict[str, Tensor]:
             f"{described.get(wrong[0])} (profile {profile})",
             hint="run `dvc repro -f -s export`",
         )
-    key = profile_named(profile).layer_key
-    tensors = renamed(read_tensors(folder / WEIGHTS), key, OWN_LAYER)
+    tensors = renamed(read_tensors(folder / WEIGHTS), profile_named(profile).layer_key, OWN_LAYER)
     check_tensors(tensors, config, str(folder / WEIGHTS))
     return tensors

@@ -49,3 +49,5 @@ def test_one_section_alone_has_what_is_inside_it_too() -> None:
     found = re.findall(r"^## (.+)$", render("runtime"), flags=re.MULTILINE)
     inner = ("connection", "train", "sweep", "extract")
     assert found == ["runtime", *(f"runtime.{name}" for name in inner)]
+    with pytest.raises(EyasError, match="no section 'nosuch'"):
+        render("nosuch")

@@ -25,7 +25,6 @@ from eyas.drafter.trees import ROOT, Pick, Tree, Walk, chain, greedy, walk
 from eyas.drafter.verifier import Target
 
 BOOTSTRAP_ROUNDS = 1000
-_PAST_THE_END = -1  # no token
 LOOP_NGRAM, LOOP_TIMES = 16, 3  # a reply that ends in three equal runs of at most 16 tokens
 Propose = Callable[[list[int], Tensor, int], Tree]  # ids, aux of the new ones but the last, K
 
@@ -233,8 +232,7 @@ def replay_trees(path: Sequence[int], reply_start: int, trees: Callable[[int], T
     committed = reply_start + 1
     verdicts: list[tuple[int, int, int]] = []
     while committed < len(path):
-        rest = path[committed:]
-        verdicts.append(_judge(trees(committed), rest))
+        verdicts.append(_judge(trees(committed), path[committed:]))
         committed += verdicts[-1][0]
     return _verified(verdicts)
 
@@ -242,7 +240,7 @@ def replay_trees(path: Sequence[int], reply_start: int, trees: Callable[[int], T
 def _judge(tree: Tree, rest: Sequence[int]) -> tuple[int, int, int]:
     """Return gain, accepted and judged drafts of a tree before the rest of the reply."""
     ahead = iter(rest)
-    walked = walk(tree, lambda _: torch.empty(0), lambda *_: next(ahead, _PAST_THE_END))
+    walked = walk(tree, lambda _: torch.empty(0), lambda *_: next(ahead, ROOT))
     accepted = len(walked.kept)
     return min(accepted + 1, len(rest)), accepted, min(walked.judged, len(rest))
 

@@ -131,7 +131,6 @@ def write_export(
     Raises: EyasError if anything is not as servers expect it.
     """
     check_tensors(tensors, config, "drafter")
-    key = profile_named(profile).layer_key
     described, served = serving_config(config, profile, verifier), served_tensors(tensors)
     metadata = {
         "format": "pt",
@@ -140,7 +139,8 @@ def write_export(
         **(told or {}),
     }
     with replacing(folder / WEIGHTS) as temporary:
-        save_file(renamed(served, OWN_LAYER, key), temporary, metadata=metadata)
+        named = renamed(served, OWN_LAYER, profile_named(profile).layer_key)
+        save_file(named, temporary, metadata=metadata)
         _sort_metadata(temporary)
     write_json(folder / "config.json", described)
     write_text(folder / "README.md", card)
@@ -179,7 +179,6 @@ def read_export(folder: Path, config: DrafterConfig) -> dict[str, Tensor]:
             f"{described.get(wrong[0])} (profile {profile})",
             hint="run `dvc repro -f -s export`",
         )
-    key = profile_named(profile).layer_key
-    tensors = renamed(read_tensors(folder / WEIGHTS), key, OWN_LAYER)
+    tensors = renamed(read_tensors(folder / WEIGHTS), profile_named(profile).layer_key, OWN_LAYER)
     check_tensors(tensors, config, str(folder / WEIGHTS))
     return tensors

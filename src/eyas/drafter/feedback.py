@@ -1,13 +1,10 @@
 """The second regression: what the MLP adds, on the states that the drafter feeds back to itself.
 
-The ridge start estimates the target's next state once; at later steps it takes its own estimate for
-a target's state, which it is not. Here down_proj, zero until now, is solved for what is missing at
-all steps together, on the drafter's own states; its features are those of the random gate and up
-projections. As the solution changes the states, it is repeated. The equations stand in
-docs/ridge.md.
+At later steps the ridge start takes its own estimate for a target's state. Here down_proj, zero
+until now, is solved for what is missing at all steps together, on the drafter's own states and the
+random features of gate and up. The equations stand in docs/ridge.md.
 
-Legend: T tokens, D hidden size, I inner size of the MLP, S TTT steps.
-Source: own; measured in RESULTS.md.
+Legend: T tokens, D hidden size, I inner size of the MLP. Source: own; measured in RESULTS.md.
 """
 
 from collections.abc import Iterator, Sequence

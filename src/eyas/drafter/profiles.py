@@ -8,9 +8,8 @@
 
 A flat folder with the ids of `sglang` loads in vLLM without a word and reads the layers before.
 
-Source: SGLang srt/models/llama_eagle3.py; vLLM v1/worker/gpu_model_runner.py
-(`_get_eagle3_aux_layers_from_config`) and model_executor/models/llama_eagle3.py; speculators 0.9.0
-models/eagle3/config.py, whose own training defaults differ in the norm flags.
+Source: llama_eagle3.py of SGLang and of vLLM, and vLLM's gpu_model_runner.py for the ids;
+speculators 0.9.0 models/eagle3/config.py, whose own training defaults differ in the flags.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,9 +23,8 @@ from eyas.errors import EyasError
 
 OWN_LAYER = "midlayer."
 _SHARED = (
-    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "rms_norm_eps", "vocab_size", "max_position_embeddings"),
-    *("bos_token_id", "eos_token_id"),
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("rms_norm_eps", "vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id"),
 )
 NESTED = "speculators_config"
 _IDS = "eagle_aux_hidden_state_layer_ids"

@@ -20,7 +20,6 @@ from eyas.errors import EyasError
 
 IN_FLIGHT = 16
 _ANSWER_S = 600
-_HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")  # now, and before 0.5.23
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +64,7 @@ def reply_of(answer: Mapping[str, Any]) -> Reply:
     """
     meta = answer["meta_info"]
     count = meta.get("spec_verify_ct", 0)
-    histogram = next((meta[name] for name in _HISTOGRAMS if name in meta), ())
+    histogram = meta.get("spec_correct_drafts_histogram", ())
     if sum(histogram) != count:
         raise EyasError(
             f"/generate: expected a histogram of {count} verifications, got {list(histogram)}",
@@ -102,6 +101,4 @@ def _fetch(url: str, body: object) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         raise EyasError(f"{url}: HTTP {error.code}: {error.read(500).decode()}") from None
     except OSError as error:
-        raise EyasError(
-            f"{url}: no answer ({error})", hint="is runtime.sglang_url right?"
-        ) from None
+        raise EyasError(f"{url}: no answer ({error})", hint="runtime.sglang_url") from None

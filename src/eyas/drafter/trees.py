@@ -76,12 +76,9 @@ def greedy(logits_V: Tensor, _candidates: Sequence[int], _drawn_V: Tensor | None
 
 def sampled(temperature: float, generator: torch.Generator) -> Pick:
     """Return the choice by recursive rejection at a temperature."""
-
-    def pick(logits_V: Tensor, candidates: Sequence[int], drawn_V: Tensor | None) -> int:
-        target_V = (logits_V.double() / temperature).softmax(-1)
-        return reject(target_V, candidates, drawn_V, generator)
-
-    return pick
+    return lambda logits_V, candidates, drawn_V: reject(
+        (logits_V.double() / temperature).softmax(-1), candidates, drawn_V, generator
+    )
 
 
 def reject(

@@ -6,8 +6,7 @@ the committed ones and its own ancestors, and those that are kept move together 
 
 Legend: B rows of one pass, T tokens, G key/value heads, K head dim, L aux layers, D hidden size,
 V target vocabulary, C places of the cache.
-Source: transformers/cache_utils.py for what a model asks of its cache; tree attention as in
-SpecInfer, https://arxiv.org/abs/2305.09781.
+Source: transformers/cache_utils.py; trees as in SpecInfer, https://arxiv.org/abs/2305.09781.
 """
 
 from collections.abc import Callable, Sequence

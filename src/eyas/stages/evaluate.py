@@ -9,8 +9,8 @@ training, random weights, prompt lookup) are replays of the plain path; the repl
 drafter at the headline K must verify exactly as often as its real loop did. Time is measured on a
 few prompts, one at a time, as a user feels it.
 
-With `evaluate.backend=sglang` the target is not loaded: a server with the exported drafter answers
-the prompts, its own counts give acceptance, and prompt lookup is replayed along its replies.
+With `evaluate.backend=sglang` a server with the exported drafter answers, by its own counts; the
+target is not loaded, and prompt lookup is replayed along the server's replies.
 """
 
 import logging
@@ -75,9 +75,9 @@ def work(params: Params) -> Report:
     codec = load_codec(params.section("target.codec", str), TARGET)
     prompts = read_prompts(params.section("merge.sources", tuple[str, ...]), settings)
     rendered = [(p, codec.render_prompt(p.messages, p.tools)) for p in prompts]
+    decoding = Decoding(max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids)
     if settings.backend == "sglang":
         read_export(EXPORT, config)
-        decoding = Decoding(max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids)
         return work_served(rendered, settings, runtime.sglang_url, decoding)
     if settings.backend != "transformers":
         raise EyasError(
@@ -90,7 +90,6 @@ def work(params: Params) -> Report:
         for name, tensors in drafters_of(config).items()
     }
     target = Target(model, config.aux_layers)
-    decoding = Decoding(max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids)
     paths = decode_all(target, runners["trained"], rendered, settings.headline_steps, decoding)
     clock = wall_clock(target, runners["trained"], paths, settings.headline_steps, decoding)
     target.close()
@@ -254,10 +253,7 @@ def rows_of(
     replies: Sequence[tuple[str, Sequence[int]]],
     verified: Sequence[ac.Verified],
 ) -> list[dict[str, Any]]:
-    """Return a row for all prompts and one a data set.
-
-    `about` is drafter, method and K; `replies` pairs each prompt's data set with its reply.
-    """
+    """Return a row for all, one a data set as `replies` name it; `about`: drafter, method, K."""
     drafter, method, num_drafts = about
     rows = []
     for dataset in (ALL, *dict.fromkeys(name for name, _ in replies)):

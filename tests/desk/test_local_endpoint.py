@@ -64,6 +64,9 @@ class StandInCodec:
         calls = ({"id": "c", "function": {"name": "f", "arguments": "{}"}},) if "!" in text else ()
         return ReplyParts(content=text, tool_calls=calls)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        raise NotImplementedError
+
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         raise NotImplementedError
 

@@ -73,7 +73,7 @@ def test_a_plan_tells_what_is_to_come_and_what_it_does_not_know(tree: dict[str, 
     [chat] = [one for one in plan.sets if one.name == "chat"]
     assert chat.foretold is not None
     # 5, 25 and 100 % of 10,240 tokens, and a budget of 200,000
-    assert chat.foretold.requests == (40, 40, 19)
+    assert chat.foretold.requests == (19, 40, 40)
     assert chat.foretold.tokens == (24_480, 106_400, 196_460)
     assert chat.foretold.usd == pytest.approx((0.04496, 0.2088, 0.39102))
     assert chat.foretold.concurrency == 19

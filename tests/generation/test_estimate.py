@@ -53,7 +53,7 @@ def test_without_a_budget_all_rows_are_foretold(
     assert found.tokens == (4400, 4400, 4400)  # prompts of 10 tokens
     assert found.usd == pytest.approx((0.004, 0.008, 0.012))
     assert found.concurrency == 8
-    assert found.minutes == pytest.approx(4000 / 8 / 50 / 60)
+    assert found.minutes == pytest.approx((4000 / 8 + 400) / 50 / 60)  # and its longest reply
 
 
 def test_a_budget_bounds_tokens_and_usable_concurrency(
@@ -62,7 +62,7 @@ def test_a_budget_bounds_tokens_and_usable_concurrency(
     jobs = build_jobs(make_prompts(400), WISH)
     budget = replace(GENERATE, budget_tokens=12_100)
     found = estimate(jobs, blind(1000), budget, [offer(1.0)], spent_tokens=2000, concurrency=500)
-    assert found.requests == (168, 38, 10)  # of 60, 260 and 1010 tokens
+    assert found.requests == (10, 38, 168)  # of 1010, 260 and 60 tokens
     assert found.concurrency == 10
     assert all(tokens <= 10_100 for tokens in found.tokens)
     capped = replace(budget, budget_usd=0.005)

@@ -125,6 +125,12 @@ def test_answers_become_samples_and_rejects_that_add_up(answer: Answer) -> None:
         ("p1", "count_mismatch"),
         ("p3", "finish_reason"),
     ]
+    told = read_records(SAMPLES.with_name("chat.mismatches.jsonl"), Violation)
+    assert [(v.id, v.rule, v.severity) for v in told] == [
+        ("p1", "caught_by_the_count", "reject"),
+        ("p4-0", "silent", "flag"),
+    ]
+    assert told[1].detail.startswith("another text, at token 0: sampled [3, 3")
     assert (m["rows_in"], m["rows_out"], m["near"]) == (5, 3, 1)
     assert (m["rejects_count_mismatch"], m["rejects_finish_reason"]) == (1, 1)
     assert (m["billed_tokens"], m["rebuilt_tokens"]) == (4 * off + 6, 4 * off)

@@ -291,6 +291,9 @@ class Forgetful:
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
         return ReplyParts(content=bytes(ids[:-1]).decode())
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode()
+
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         return None
 

@@ -16,6 +16,7 @@ from eyas.settings import DatasetGenerate
 _ENOUGH = 30  # answers, for their mean to be trusted
 _BLIND_SHARE = (0.05, 0.25, 1.0)  # of max_tokens: low, middle, high; assumption, told in the plan
 _Z = 2.0  # standard errors: low and high
+_LONGEST = 4.0  # of a mean: the longest replies, which end last; assumption (rehearsal: 3.6)
 _TOKENS_PER_S = 50.0  # of one request, until a run has measured it; assumption
 
 
@@ -117,13 +118,14 @@ def estimate(
     usd = [u if generate.budget_usd is None else min(u, generate.budget_usd) for u in usd]
     cap = max((job.max_tokens for job in todo), default=1)
     usable = concurrency if left is None else min(concurrency, max(int(left / (counted + cap)), 1))
-    waves = max(completions[1] / max(usable, 1), lengths.middle if requests[1] else 0.0)
+    longest = min(cap, _LONGEST * lengths.middle) if requests[1] else 0.0
+    waves = completions[1] / max(usable, 1) + longest
     return Estimate(
         requests=_three(requests),
         tokens=_three([p + c for p, c in zip(prompts, completions, strict=True)]),
         completion_tokens=_three(completions),
-        usd=(usd[0], usd[1], usd[2]),
-        minutes=waves / _TOKENS_PER_S / 60,
+        usd=(min(usd), usd[1], max(usd)),
+        minutes=waves / _TOKENS_PER_S / 60,  # the last of them are waited for
         concurrency=usable,
         basis=lengths.basis,
     )
@@ -144,5 +146,6 @@ def _usd(
 
 
 def _three(values: Sequence[float]) -> tuple[int, int, int]:
-    low, middle, high = (round(value) for value in values)
-    return low, middle, high
+    """Return low, middle, high; fewer long answers may make less than many short ones."""
+    low, middle, high = min(values), values[1], max(values)
+    return round(low), round(middle), round(high)

@@ -1,7 +1,8 @@
 """Rebuild the exact token ids of a data set's replies, and check them against the bill.
 
 Reads: data/prompts/DS.jsonl, data/responses/DS.jsonl, models/target (tokenizer, template).
-Writes: data/samples/DS.parquet, data/samples/DS.rejects.jsonl, data/samples/DS.providers.json.
+Writes: data/samples/DS.parquet; beside it DS.rejects.jsonl, DS.providers.json, and
+DS.mismatches.jsonl (replies whose ids are not those really sampled, where these are known).
 Run: python -m eyas.stages.reconstruct select=chat. Source: eyas.tokens.rebuild, .providers.
 """
 
@@ -22,7 +23,7 @@ from eyas.files import iter_records, write_json, write_jsonl
 from eyas.parquet import write_samples
 from eyas.records import Prompt, Response, Sample, Violation, outlined, packed
 from eyas.settings import Validate
-from eyas.tokens.audit import bill_metrics, truth_metrics
+from eyas.tokens.audit import bill_metrics, mismatch, truth_metrics
 from eyas.tokens.codecs import Codec, load_codec
 from eyas.tokens.ledger import Account, open_accounts, rejected_providers
 from eyas.tokens.providers import AS_GIVEN, Finding, ProviderRule, find_rules, rows_to_look_at
@@ -133,6 +134,7 @@ def _finish(name: str, rebuilt: list[Rebuilt], accounts: dict[str, Account]) -> 
     rejects = [r.result for r in rebuilt if isinstance(r.result, Violation)]
     provider_file = Path(f"data/samples/{name}.providers.json")
     write_jsonl(Path(f"data/samples/{name}.rejects.jsonl"), rejects)
+    write_jsonl(Path(f"data/samples/{name}.mismatches.jsonl"), filter(None, map(mismatch, rebuilt)))
     write_json(provider_file, accounts)
     return replace(_report(rebuilt, samples, rejects, accounts), artifacts=(provider_file,))
 

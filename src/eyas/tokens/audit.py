@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from eyas.records import Sample
+from eyas.records import Sample, Violation
 from eyas.tokens.rebuild import Evidence, Rebuilt
 
 Metrics = dict[str, float | int]
@@ -88,6 +88,24 @@ def truth_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
         "mismatches_caught": len(wrong) - silent,
         "silent_mismatches": silent,
     }
+
+
+def mismatch(rebuilt: Rebuilt) -> Violation | None:
+    """Return why a reply's ids are not those really sampled; a flag if its count does not show it.
+
+    None where they are the same or the true ones are not known.
+    """
+    evidence, result = rebuilt.evidence, rebuilt.result
+    if evidence is None or evidence.identical is not False:
+        return None
+    caught = evidence.count_delta != 0
+    return Violation(
+        id=result.id,
+        dataset=result.dataset,
+        rule="caught_by_the_count" if caught else "silent",
+        detail=evidence.difference,
+        severity="reject" if isinstance(result, Violation) else "flag",
+    )
 
 
 def length_metrics(name: str, lengths: Sequence[int]) -> Metrics:

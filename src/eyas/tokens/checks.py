@@ -11,7 +11,8 @@ from functools import lru_cache
 from eyas.records import Sample, Tool, Violation
 from eyas.settings import Validate
 from eyas.tokens.codecs import Codec, ReplyParts
-from eyas.tokens.rebuild import REPLACEMENT, TRUNCATED
+from eyas.tokens.differences import REPLACEMENT
+from eyas.tokens.rebuild import TRUNCATED
 from eyas.tokens.schema import call_fault
 
 _LEAKED_MARKER = re.compile(

@@ -17,6 +17,7 @@ from eyas.records import Message, Prompt, Response, Sample, Span, Violation
 from eyas.settings import Validate
 from eyas.tokens.borders import edit_reply
 from eyas.tokens.codecs import Codec, ReplyParts
+from eyas.tokens.differences import REPLACEMENT, difference
 from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule
 from eyas.tokens.spellings import spell
 
@@ -24,7 +25,6 @@ TRUNCATED = "truncated"  # cut by max_tokens: kept, but its last tokens carry no
 HALF_CHARACTER = "half_character"  # cut inside a character, whose tokens are left out
 NEAR = "near"  # the count differs from the bill by a little
 TRUE_IDS_DIFFER = "true_ids_differ"  # the ids really sampled are known, and are others
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _HALF_CHARACTER_TOKENS = range(1, 4)  # a character has at most 4 bytes, one at least is missing
 
 
@@ -39,6 +39,7 @@ class Evidence:
     prompt_delta: int  # billed prompt tokens - offset - rendered ids
     half_character: bool
     identical: bool | None  # to the ids really sampled; None where unknown
+    difference: str = ""  # from them: its cause, where it begins, both sides
     offset: int = 0  # what the provider bills a reply beyond its tokens
 
 
@@ -80,6 +81,9 @@ def rebuild_response(
     if _is_empty(reply_ids, codec):
         return _rejected(prompt, "empty_reply", f"finish_reason {finish}")
     evidence = _weigh(response, prompt_ids, reply_ids, provider, half_character=whole != said)
+    if evidence.identical is False:
+        told = difference(response.true_ids or (), reply_ids, codec.decode)
+        evidence = replace(evidence, difference=told)
     if reason := _reason_to_reject(response, evidence, rules, provider):
         return Rebuilt(result=_violation(prompt, *reason), evidence=evidence)
     flags = (*_flags(response, evidence), *reply.flags)

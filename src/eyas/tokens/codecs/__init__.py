@@ -57,6 +57,10 @@ class Codec(Protocol):
         """Return the parts of a sampled reply, as an engine would hand them out."""
         ...
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, markers included; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         """Return which marker of a reply's parts is missing or out of place, or None.
 

@@ -92,7 +92,11 @@ class ChatML:
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
         """Return the text of a sampled reply, its end-of-turn id taken off, nothing else lost."""
         kept = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)
-        return ReplyParts(content=self._tokenizer.decode(kept, skip_special_tokens=False))
+        return ReplyParts(content=self.decode(kept))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, markers included."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         """Return None: a reply of text alone has no markers."""

@@ -96,6 +96,10 @@ class Kimi:
             ids += [self._id[ARGUMENTS], *encode(last), self._id[CALL_END]]
         return [*ids, self._id[SECTION_END]] if finished or _is_json(last) else ids[:-1]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, markers included."""
+        return self._tokenizer.decode(ids)
+
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
         """Return the parts of a sampled reply; what has no place is kept as text."""
         kept = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)

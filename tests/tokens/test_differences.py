@@ -1,0 +1,37 @@
+"""Where and why rebuilt ids are not those sampled."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from eyas.tokens.differences import difference
+
+WORDS = {1: "a", 2: "b", 12: "ab", 3: "c", 4: "d", 9: "\N{REPLACEMENT CHARACTER}"}
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(WORDS[i] for i in ids)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "rebuilt", "told"),
+    [
+        (
+            [3, 1, 2, 3, 4],
+            [3, 12, 3, 4],
+            "another spelling of the same text, at token 1: sampled [1, 2], rebuilt [12]",
+        ),
+        (
+            [3, 1, 9],
+            [3, 1],
+            "a character whose bytes are not whole, at token 2: sampled [9], rebuilt []",
+        ),
+        ([3, 1, 4], [3, 2, 4], "another text, at token 1: sampled [1, 4], rebuilt [2, 4]"),
+        ([3], [3, 4], "another text, at token 1: sampled [], rebuilt [4]"),
+        ([1] * 20, [2] * 20, f"another text, at token 0: sampled {[1] * 8}, rebuilt {[2] * 8}"),
+    ],
+)
+def test_the_cause_the_place_and_both_sides(
+    sampled: list[int], rebuilt: list[int], told: str
+) -> None:
+    assert difference(sampled, rebuilt, decode) == told

@@ -20,6 +20,9 @@ NOT_RUN = {
     "eyas report --compare HEAD~1 .": "the copy has one commit; tests/desk/test_compare.py",
     "dvc exp run -S train.lr=2e-4": "tests/test_repro.py runs its like",
     "dvc exp run -S experiment=tiny": "the copy is the tiny experiment already",
+    "make remote TO=/mnt/team/eyas": "installs into the copy's environment; tests/test_share.py",
+    "make push": "as above",
+    "make pull": "as above",
 }
 Shell = Callable[[str], subprocess.CompletedProcess[str]]
 MADE_BY_A_RUN = ("models/", "data/", "reports/", "var/", "metrics/", ".venv")

@@ -99,6 +99,22 @@ def test_a_folder_a_job_and_a_revision_are_read_alike(here: Path, other: Path) -
     assert revision.missing == ("data/evaluation.json", "models/drafter/config.json")
 
 
+def test_outs_that_dvc_knows_but_does_not_have_are_missing(here: Path) -> None:
+    stages = {
+        "train": {"cmd": "true", "outs": ["models/drafter"]},
+        "evaluate": {"cmd": "true", "outs": ["data/evaluation.json"]},
+    }
+    outs = [{"path": "models/drafter", "hash": "md5", "md5": f"{'ab' * 16}.dir", "nfiles": 1}]
+    outs += [{"path": "data/evaluation.json", "hash": "md5", "md5": "cd" * 16}]
+    locked = {n: {"cmd": "true", "outs": [o]} for n, o in zip(stages, outs, strict=True)}
+    (here / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    (here / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": locked}))
+    subprocess.run(["dvc", "init", "-q"], check=True)
+    git("add", "dvc.yaml", "dvc.lock", ".dvc")
+    git("commit", "-qm", "outs of a colleague, not pulled")
+    assert read_run("HEAD").missing == ("data/evaluation.json", "models/drafter/config.json")
+
+
 def test_an_experiment_of_dvc_is_found_by_its_name(here: Path) -> None:
     git("update-ref", "refs/exps/12/34/brave-owl", "HEAD")
     assert read_run("brave-owl").commit == git("rev-parse", "HEAD")

@@ -95,10 +95,11 @@ def _text_at(revision: str, path: str) -> str:
         return git("show", f"{revision}:{path}")
     import dvc.api
     from dvc.exceptions import DvcException
+    from dvc_data.index import DataIndexError
 
     try:
         return dvc.api.read(path, repo=".", rev=revision)
-    except (DvcException, OSError):
+    except (DvcException, DataIndexError, OSError):
         return ""
 
 

@@ -131,6 +131,7 @@ def write_experiment(project: Path, target: Path, prompts: Path, port: int) -> N
                 "kimi_k2_5",
                 {"override /target": "kimi_stand_in"},
                 {"override /datasets": "kimi_rehearsal"},
+                {"override /extract": "default"},
                 "_self_",
             ],
             "partition": {"short": {"max_tokens": 240}, "long": {"max_tokens": 240}},

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kimi
 import pytest
 
 from eyas.desk.params import Params, check, compose
@@ -31,6 +32,17 @@ def test_one_word_switches_target_endpoint_data_and_limits(params: Params) -> No
     assert params.value("partition.short.max_tokens") == 10_240
     assert params.value("partition.long.max_tokens") == 16_384
     assert params.value("runtime.concurrency") == {"short": 2000, "long": 500}
+
+
+def test_at_reduced_size_the_states_are_computed_here(params: Params, tmp_path: Path) -> None:
+    assert params.value("extract.backend") == "sglang"
+    shutil.copytree("conf", tmp_path / "conf")
+    for file in {file for _, file, *_ in kimi.SETS.values()}:
+        (tmp_path / f"{file}.jsonl").touch()
+    kimi.write_experiment(tmp_path, tmp_path / "target", tmp_path, port=1)
+    small = check(compose(["experiment=kimi_rehearsal"], tmp_path / "conf"))
+    assert small.value("extract.backend") == "transformers"
+    assert set(small.value("datasets")) == SETS
 
 
 @pytest.mark.slow

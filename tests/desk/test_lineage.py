@@ -78,6 +78,11 @@ def test_answers_dollars_and_rejects_are_counted_by_provider() -> None:
     assert own["providers"] == {"trajectories": {"answers": 0, "in_training": 1}}
 
 
+def test_a_mixture_of_other_data_sets_is_refused() -> None:
+    with pytest.raises(EyasError, match=r"train\.parquet: has rows of own, not in merge\.sources"):
+        lineage.collect(["chat"])
+
+
 def test_equal_data_give_equal_bytes_whatever_the_clock_and_the_commit() -> None:
     first = canonical_json(lineage.collect(["chat", "own"]))
     git("init", "-q", ".")
@@ -155,6 +160,11 @@ def test_a_job_of_a_sweep_is_found_by_its_record() -> None:
     found = lineage_lookup.look_up(EXPORT, ["chat"])
     assert found["commit"] == "c0ffee with uncommitted changes, a job of a sweep"
     assert (found["params"], found["data"]) == ({"train": {"lr": 0.3}}, job["inputs"])
+
+
+def test_an_export_at_the_root_of_the_disk_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage_lookup, "folder_digest", lambda _: "0.dir")
+    assert lineage_lookup.look_up(Path("/export"), [])["digest"] == "0.dir"
 
 
 def test_the_digest_of_a_folder_is_the_one_that_dvc_writes() -> None:

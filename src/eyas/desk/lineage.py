@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eyas.desk.words import dollars, number
+from eyas.errors import EyasError
 from eyas.files import read_jsonl
 from eyas.parquet import read_packed
 
@@ -22,12 +23,20 @@ Lineage = dict[str, Any]
 
 
 def collect(datasets: Sequence[str]) -> Lineage:
-    """Return the lineage of the drafter trained on the mixture; equal files give equal values."""
+    """Return the lineage of the drafter trained on the mixture; equal files give equal values.
+
+    Raises: EyasError if the mixture has a data set that is not among them.
+    """
     trained: Counter[tuple[str, str]] = Counter()
     tokens: Counter[str] = Counter()
     for sample in read_packed(_TRAIN, hint="run `dvc repro merge`"):
         trained[sample.dataset, sample.provider or _NO_PROVIDER] += 1
         tokens[sample.dataset] += len(sample.input_ids)
+    if strange := tokens.keys() - set(datasets):
+        raise EyasError(
+            f"{_TRAIN}: has rows of {', '.join(sorted(strange))}, not in merge.sources",
+            hint="run `dvc repro`",
+        )
     sets = {name: _dataset(name) for name in datasets}
     for (name, provider), count in trained.items():
         sets[name]["providers"].setdefault(provider, {"answers": 0})["in_training"] = count

@@ -33,7 +33,8 @@ def read_lineage(folder: Path) -> Lineage:
             told = file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise EyasError(
-            f"{weights}: not readable ({error})", hint="name an export folder"
+            f"{weights}: not readable ({error})",
+            hint="run `dvc repro export` (or `dvc pull`), or name an export folder",
         ) from None
     if KEY not in told:
         raise EyasError(f"{weights}: no lineage in its metadata", hint="run `dvc repro export`")
@@ -44,7 +45,7 @@ def read_lineage(folder: Path) -> Lineage:
 def look_up(folder: Path, datasets: Container[str]) -> Lineage:
     """Return commit, parameters and digests of an export, as far as this repository knows it."""
     digest = folder_digest(folder)
-    if (job := folder.resolve().parents[1] / "job.json").is_file():
+    if (job := folder.resolve().parent.parent / "job.json").is_file():
         record = read_json(job)
         made = " with uncommitted changes" if record["dirty"] else ""
         params = read_yaml(job.with_name("params.yaml"))

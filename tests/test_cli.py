@@ -38,8 +38,14 @@ def test_overrides_are_composed_and_told_as_drift_later(folder: Path) -> None:
 
 def test_help_names_every_command() -> None:
     output = CliRunner().invoke(cli.app, ["--help"]).output
-    names = ("params", "options", "plan", "serve", "status", "store", "summary", "verify")
-    assert all(name in output for name in names)
+    names = {"params", "options", "plan", "serve", "status", "store", "summary", "verify"}
+    names |= {"import", "report", "lineage"}
+    assert names == {line.split()[0] for line in output.partition("Commands:")[2].splitlines()[1:]}
+
+
+def test_a_codec_without_a_simulation_is_refused() -> None:
+    result = CliRunner().invoke(cli.app, ["serve", "--codec", "chatml"])
+    assert "--codec counts for --simulate only" in str(result.exception)
 
 
 def test_options_of_one_section_are_printed() -> None:

@@ -71,6 +71,8 @@ def serve(
 
         serve_simulation(simulate, port=port, codec=codec)
         return
+    if codec:
+        raise EyasError("serve: --codec counts for --simulate only; the target counts itself")
     from eyas.desk import local_endpoint
     from eyas.desk.params import read_params
 

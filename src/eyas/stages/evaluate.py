@@ -1,7 +1,8 @@
 """Measure acceptance on the held-out prompts: real draft-verify decoding, and its replay.
 
-Reads: data/heldout/DS.jsonl, models/target, models/export, models/drafter/start.safetensors.
-Writes: data/evaluation.json. Run: python -m eyas.stages.evaluate. Source: eyas.drafter.acceptance.
+Reads: data/heldout/DS.jsonl, models/target, models/export, models/drafter (config.json and
+start.safetensors). Writes: data/evaluation.json.
+Run: python -m eyas.stages.evaluate. Source: eyas.drafter.acceptance.
 
 The target decodes every prompt plainly once, in batches. The trained drafter then decodes it for
 real at `headline_steps`, and the ids must be the same. Other K and the baselines (the start before

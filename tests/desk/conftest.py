@@ -162,7 +162,9 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_jsonl(root / "models/drafter/curves.jsonl", curve_rows())
     target = {"name": "smollm2_135m", "codec": "chatml", "revision": "9f" * 32}
     write_json(root / "models/target/eyas_target.json", target)
-    (root / "params.yaml").write_text("merge: {sources: [chat, tools, code, trajectories]}\n")
+    (root / "params.yaml").write_text(
+        "merge: {sources: [chat, tools, code, trajectories]}\nexport: {profile: vllm}\n"
+    )
     return root
 
 

@@ -22,7 +22,7 @@ def test_it_fits_into_80_columns(printed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["reports/index.html", "make ui", "models/export", "1.08x", "K=3"]
+    "words", ["reports/index.html", "make ui", "models/export (for vllm)", "1.08x", "K=3"]
 )
 def test_it_says_how_fast_and_where_to_look(printed: str, words: str) -> None:
     assert words in printed

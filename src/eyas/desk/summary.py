@@ -28,8 +28,8 @@ def print_summary(root: Path) -> None:
     """
     from rich.console import Console
 
-    sources = read_params(root / "params.yaml").section("merge.sources", tuple[str, ...])
-    results = read_results(root, sources)
+    params = read_params(root / "params.yaml")
+    results = read_results(root, params.section("merge.sources", tuple[str, ...]))
     console = Console(highlight=False, soft_wrap=False, width=_WIDTH)
     headings = ("data set", "prompts", "responses", "tokens", "cost USD", "accepted")
     console.print()
@@ -42,7 +42,8 @@ def print_summary(root: Path) -> None:
         heads = ("held-out set", *DRAFTERS, "passes saved")
         console.print(_table(title, heads, drafter_rows(results)))
         console.print(verdict(results))
-    console.print("\nreport   reports/index.html\ndrafter  models/export (SGLang, vLLM)")
+    profile = params.section("export.profile", str)
+    console.print(f"\nreport   reports/index.html\ndrafter  models/export (for {profile})")
     console.print("runs     make ui, then http://127.0.0.1:5000/#/experiments/1/runs")
 
 

@@ -52,7 +52,8 @@ def test_every_stage_of_the_pipeline_is_in_its_table() -> None:
 def test_every_option_it_names_is_in_the_parameters() -> None:
     tree = yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8"))
     tree["datasets"]["DS"] = next(iter(tree["datasets"].values()))
-    for name in re.findall(r"`((?:runtime|datasets|train|heldout|endpoint)(?:\.\w+)+)`", README):
+    sections = "|".join(tree)
+    for name in re.findall(rf"`((?:{sections})(?:\.\w+)+)`", README):
         value = tree
         for key in name.split("."):
             assert key in value, name

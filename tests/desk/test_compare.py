@@ -83,7 +83,8 @@ def other(finished_run: Path, here: Path) -> Path:
     """Return the folder of a job with another rate and fewer verifications."""
     folder = lay(finished_run, here / "var/sweeps/jobs/abc", train={"lr": 0.3})
     give_prompts(folder, 12)
-    write_json(folder / "job.json", {"commit": git("rev-parse", "HEAD"), "inputs": {"data/x": "1"}})
+    about = {"commit": git("rev-parse", "HEAD"), "dirty": False, "inputs": {"data/x": "1"}}
+    write_json(folder / "job.json", about)
     return folder
 
 
@@ -185,6 +186,19 @@ def test_other_settings_of_the_evaluation_are_told(here: Path, other: Path) -> N
     assert warnings(a, read_run(str(other))) == []
     changed = replace(a, params={"evaluate": {"headline_steps": 5}})
     assert "different settings" in warnings(a, changed)[0]
+
+
+def test_sources_that_no_commit_tells_are_told(here: Path, other: Path) -> None:
+    (here / "dvc.yaml").write_text("stages: {}")
+    git("add", "dvc.yaml")
+    git("commit", "-qm", "a pipeline")
+    assert warnings(read_run("."), read_run(".")) == []
+    (here / "dvc.yaml").write_text("stages: {a: {cmd: b}}")
+    write_json(other / "job.json", {"commit": "f" * 40, "dirty": True, "inputs": {}})
+    tree, job = read_run("."), read_run(str(other))
+    told = [f"{run.name}: made with uncommitted changes, not shown here." for run in (tree, job)]
+    assert warnings(tree, job) == told
+    assert "Sources cannot be compared" in build_comparison(tree, job)
 
 
 def test_only_leaves_that_differ_are_told() -> None:

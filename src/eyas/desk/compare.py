@@ -11,11 +11,10 @@ from eyas.desk.digests import git
 from eyas.desk.params import flatten
 from eyas.desk.plots import Bars
 from eyas.desk.results import ALL, headlines
-from eyas.desk.runs import Run, difference
+from eyas.desk.runs import SOURCES, Run, difference
 from eyas.desk.words import UNKNOWN, dollars, number, ratio
 
 Row = tuple[str, ...]
-_SOURCES = ("src", "conf", "dvc.yaml", "requirements")
 _QUESTIONS = {  # the figures that answer, by the start of their names in MLflow
     "What did it cost?": ("data_cost", "data_failures", "data_prompt", "data_compl", "states_"),
     "Was the data clean?": ("data_accepted", "data_rejects", "data_responses", "data_mixture"),
@@ -68,6 +67,7 @@ def lead(a: Run, b: Run) -> str:
 def warnings(a: Run, b: Run) -> list[str]:
     """Return what a reader must know before comparing."""
     told = [f"{r.name}: `{p}` is not here, try `dvc fetch`." for r in (a, b) for p in r.missing]
+    told += [f"{r.name}: made with uncommitted changes, not shown here." for r in (a, b) if r.dirty]
     if a.params.get("evaluate") != b.params.get("evaluate"):
         told.append("The two were evaluated with different settings: see the parameters.")
     return told
@@ -144,10 +144,12 @@ def _data(a: Run, b: Run) -> list[Row]:
 
 
 def _sources(a: str, b: str) -> str:
-    changed = git("diff", "--stat=100", a, b, "--", *_SOURCES).splitlines()
+    if not all(git("rev-parse", "--verify", "--quiet", f"{c}^{{commit}}") for c in (a, b)):
+        return markup.note("Sources cannot be compared: a commit of the two is not in this clone.")
+    changed = git("diff", "--stat=100", a, b, "--", *SOURCES).splitlines()
     words = f"Sources: `{a[:12]}` and `{b[:12]}`, "
     if not changed:
-        return markup.paragraph(f"{words} the same in `{'`, `'.join(_SOURCES)}`.")
+        return markup.paragraph(f"{words} the same in `{'`, `'.join(SOURCES)}`.")
     rows = [tuple(part.strip() for part in line.rsplit("|", 1)) for line in changed[:-1]]
     table = _table("Files that differ", ("file", "lines"), rows)
     return markup.folded(f"{words.replace('`', '')} {changed[-1].strip()}", table)

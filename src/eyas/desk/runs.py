@@ -19,6 +19,7 @@ from eyas.desk.results import Results
 from eyas.errors import EyasError
 
 _ROUNDS = 2000  # of the bootstrap
+SOURCES = ("src", "conf", "dvc.yaml", "requirements")
 _EVALUATION, _DRAFTER = "data/evaluation.json", "models/drafter/config.json"
 
 
@@ -33,6 +34,7 @@ class Run:
     results: Results
     drafter: Mapping[str, Any]  # its config; empty where it cannot be had
     missing: tuple[str, ...]  # files that neither the folder nor DVC has
+    dirty: bool = False  # sources differ from the commit
 
 
 def read_run(name: str) -> Run:
@@ -45,9 +47,11 @@ def read_run(name: str) -> Run:
         job = json.loads(_text(folder / "job.json") or "{}")
         title = f"job {folder.name}" if job else "working tree"
         commit = job.get("commit") or git("-C", name, "rev-parse", "HEAD")
+        changed = ("-C", name, "status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
+        dirty = job["dirty"] if job else bool(git(*changed))
         metrics = [f"metrics/{path.name}" for path in (folder / "metrics").glob("*.json")]
         run = _read(title, commit, lambda path: _text(folder / path), metrics)
-        return replace(run, digests={**run.digests, **job.get("inputs", {})})
+        return replace(run, digests={**run.digests, **job.get("inputs", {})}, dirty=dirty)
     commit = git("rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or _experiment(name)
     if not commit:
         raise EyasError(

@@ -1,6 +1,7 @@
 """The house rules of docs/contracts.md, read from the source with `ast`."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,12 @@ def test_locks_name_no_host_and_no_cuda() -> None:
         assert "://" not in text, lock
         assert "nvidia" not in text, lock
         assert not any(line.startswith("torch==") for line in text.splitlines()), lock
+
+
+@pytest.mark.parametrize("name", ["s3", "dev", "bench"])
+def test_a_larger_environment_changes_nothing_of_the_run(name: str) -> None:
+    pin = re.compile(r"^[\w.-]+(?:\[.*\])?==\S+", re.MULTILINE)
+    locks = (Path(f"requirements/{lock}.lock") for lock in ("base", name))
+    base, larger = (set(pin.findall(lock.read_text(encoding="utf-8"))) for lock in locks)
+    assert len(base) > 100
+    assert base <= larger

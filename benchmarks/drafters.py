@@ -114,7 +114,9 @@ def key_of(data: Data, recipe: Recipe, base: Train, place: Place) -> str:
     """Return a name for all that a run's result depends on, our training's source included."""
     settings = dataclasses.asdict(base) | dict(recipe.settings)
     about = dataclasses.asdict(recipe) | {"settings": settings}
+    judged_on = [[path.source, path.prompt_tokens, path.ids] for path in data.paths]
     parts: list[Any] = [data.digest, about, place.budget_cpu_s]
+    parts += [dataclasses.asdict(data.config), judged_on]
     if recipe.trainer == "eyas":
         parts.append(checkpoint.digest_of({}, {}))
     if settings["start"] == "ridge":

@@ -128,6 +128,10 @@ def test_a_finished_run_is_kept_and_its_tau_is_that_of_its_weights(
         bench.run(data, "short", 1, place(bench, 5.0))
     with pytest.raises(pytest.fail.Exception):
         bench.run(data, "short", 0, place(bench, 6.0))
+    smaller = bench.dataclasses.replace(data.config, draft_vocab_size=60)
+    for change in ({"config": smaller}, {"paths": data.paths[1:]}):
+        with pytest.raises(pytest.fail.Exception):
+            bench.run(bench.dataclasses.replace(data, **change), "short", 0, place(bench, 5.0))
 
 
 def test_epochs_fill_the_budget_and_a_killed_run_counts_what_it_spent(

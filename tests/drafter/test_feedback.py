@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from eyas.desk.params import read_params
+from eyas.drafter import feedback
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.feedback import refine
 from eyas.drafter.inference import DraftRunner
@@ -138,6 +139,50 @@ def test_no_round_changes_nothing(made: tuple[Drafter, InMemory, Tensor, Tensor]
     before = {k: v.clone() for k, v in made[0].state_dict().items()}
     refine(*made, rounds(0))
     assert all(torch.equal(before[k], v) for k, v in made[0].state_dict().items())
+
+
+def test_a_reply_behind_the_longest_part_is_learnt_from_in_its_own_part(
+    made: tuple[Drafter, InMemory, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, documents, embed_VD, norm_weight_D = made
+    late = [
+        dataclasses.replace(d, reply_T=number_replies(20, [(10, 19)], truncated=False))
+        for d in documents.documents
+    ]
+    cut = [
+        Document(
+            input_ids_T=d.input_ids_T[6:15],
+            reply_T=d.reply_T[6:15],
+            aux_TLD=d.aux_TLD[6:15],
+            final_TD=d.final_TD[6:15],
+        )
+        for d in late
+    ]
+    down = drafter.midlayer.mlp.down_proj.weight
+    refine(drafter, InMemory(cut), embed_VD, norm_weight_D, rounds(1))
+    want = down.detach().clone()
+    with torch.no_grad():
+        down.zero_()
+    monkeypatch.setattr(feedback, "_LONGEST_TOKENS", 8)
+    refine(drafter, InMemory(late), embed_VD, norm_weight_D, rounds(1))
+    assert want.abs().max() > 0
+    torch.testing.assert_close(down.detach(), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 8, 10_000])
+def test_a_round_reads_as_many_tokens_as_the_features_need(
+    made: tuple[Drafter, InMemory, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """What is cut off a long document does not count as read."""
+    drafter, documents, embed_VD, norm_weight_D = made
+    read: list[int] = []
+    real = documents.read
+    monkeypatch.setattr(documents, "read", lambda index: read.append(index) or real(index))
+    monkeypatch.setattr(feedback, "_LONGEST_TOKENS", 8)
+    monkeypatch.setattr(feedback, "_TOKENS_A_FEATURE", most)
+    refine(drafter, documents, embed_VD, norm_weight_D, rounds(2))
+    wanted = min(most * drafter.config.intermediate_size, 8 * len(documents.lengths))
+    assert 2 * wanted <= 8 * len(read) <= 4 * wanted
 
 
 def test_documents_without_a_reply_are_refused(

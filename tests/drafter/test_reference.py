@@ -1,5 +1,6 @@
 """The fast unrolling against a slow and obvious one: one document, one row, one key at a time."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,7 +8,9 @@ import torch
 from torch import Tensor
 
 from eyas.drafter.losses import pack_loss
-from eyas.drafter.packing import Document, Packer
+from eyas.drafter.model import Drafter, random_start
+from eyas.drafter.packing import Document, Packer, number_replies
+from eyas.records import Span
 
 DECAY = 0.8
 # All is float64 but the RoPE tables: float32 in both, a scalar and a vector pow apart (1 ulp, 6e-8)
@@ -134,6 +137,65 @@ def test_loss_and_gradients_equal_the_reference_on_packed_documents(
     for name, grad, want in zip(parameters, got_grads, expected_grads, strict=True):
         assert want.abs().max() > 0, name
         torch.testing.assert_close(grad, want, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
+
+
+def noise_documents(replies: list[tuple[int, list[Span]]]) -> list[Document]:
+    """Return documents of these lengths and reply spans."""
+    g = torch.Generator().manual_seed(0)
+    return [
+        Document(
+            input_ids_T=torch.randint(0, 40, (length,), generator=g),
+            reply_T=number_replies(length, spans, truncated=False),
+            aux_TLD=torch.randn(length, 3, 16, generator=g, dtype=torch.float64),
+            final_TD=torch.randn(length, 16, generator=g, dtype=torch.float64),
+        )
+        for length, spans in replies
+    ]
+
+
+@pytest.mark.parametrize("heads", [(4, 1, 6), (4, 4, 2)])
+@pytest.mark.parametrize("draft_vocab", [24, 40])
+def test_documents_of_any_length_and_shape_equal_the_reference(
+    tiny, monkeypatch, heads: tuple[int, int, int], draft_vocab: int
+) -> None:
+    """One key head or as many as queries, gaps, replies from 0, documents of 1 to 3 tokens."""
+    monkeypatch.setattr("eyas.drafter.attention._LARGEST_GAP", 2)
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    shape = dict(zip(names, heads, strict=True)) | {"draft_vocab_size": draft_vocab}
+    config = dataclasses.replace(tiny.config, **shape)
+    drafter = Drafter(config, torch.arange(config.vocab_size) < draft_vocab)
+    random_start(drafter, seed=3)
+    with torch.no_grad():
+        for parameter in drafter.double().parameters():
+            parameter.mul_(15.0 if parameter.ndim > 1 else 1.1)
+    replies = [(1, [(0, 1)]), (2, [(0, 2)]), (30, [(2, 5), (20, 30)]), (3, [(0, 3)]), (5, [])]
+    replies += [(12, [(0, 4), (4, 6), (6, 7), (7, 12)])]
+    documents = noise_documents(replies)
+    tiny.documents.documents[:] = documents
+    tiny = dataclasses.replace(tiny, config=config, drafter=drafter)
+    parameters = list(drafter.parameters())
+    expected = reference_loss(tiny, 4)
+    want = torch.autograd.grad(expected, parameters)
+    pack = Packer(tiny.documents, tiny.favourites, drafter.t2d).pack(range(len(documents)))
+    embed_TD = tiny.embed_VD[pack.input_ids_T]
+    weights = tuple(DECAY**k for k in range(4))
+    got, _ = pack_loss(drafter, pack, embed_TD, tiny.draft_head(), weights)
+    torch.testing.assert_close(got, expected, rtol=TOLERANCE, atol=0)
+    for grad, wanted in zip(torch.autograd.grad(got, parameters), want, strict=True):
+        torch.testing.assert_close(grad, wanted, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("spans", [[(1, 4)], []])
+def test_a_step_without_a_supervised_row_has_no_loss_and_no_gradient(tiny, spans) -> None:
+    tiny.documents.documents[:] = noise_documents([(5, spans)])
+    nothing_V = torch.zeros_like(tiny.drafter.t2d)  # no favourite is in the draft vocabulary
+    pack = Packer(tiny.documents, tiny.favourites, nothing_V).pack([0])
+    embed_TD = tiny.embed_VD[pack.input_ids_T]
+    loss, tally = pack_loss(tiny.drafter, pack, embed_TD, tiny.draft_head(), (1.0, DECAY))
+    assert float(loss.detach()) == 0.0
+    assert tally.counted.tolist() == ([2, 1] if spans else [0, 0])
+    for grad in torch.autograd.grad(loss, list(tiny.drafter.parameters())):
+        assert not grad.any()
 
 
 def test_packed_documents_do_not_see_one_another(tiny) -> None:

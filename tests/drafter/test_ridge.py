@@ -132,3 +132,13 @@ def test_no_rows_and_broken_states_are_refused(tiny) -> None:
     equations = sum_equations(tiny.documents, tiny.embed_VD, torch.ones(16), 1e-5)
     with pytest.raises(EyasError, match="inf or NaN"):
         equations.solve(0.01)
+
+
+def test_a_strength_that_leaves_no_one_solution_is_told() -> None:
+    equations = NormalEquations(4, 2)
+    equations.accumulate(torch.eye(3, 4, dtype=torch.float64), noise(3, 2, seed=0))
+    with pytest.raises(
+        EyasError, match=r"over 3 rows at strength 0\n  hint: raise train\.ridge_st"
+    ):
+        equations.solve(0.0)
+    assert torch.isfinite(equations.solve(0.01)).all()

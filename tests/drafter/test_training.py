@@ -1,9 +1,12 @@
 import dataclasses
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from eyas.drafter import checkpoint
 from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Packer
@@ -184,6 +187,25 @@ def test_the_digest_changes_with_settings_and_files(tmp_path: Path) -> None:
     assert first != digest_of({"lr": 2.0}, {"manifest": file})
     file.write_text("b")
     assert first != digest_of({"lr": 1.0}, {"manifest": file})
+
+
+def test_the_digest_names_the_source_of_all_that_makes_a_drafter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    digested = list[str]()
+    monkeypatch.setattr(checkpoint, "sha256_of", lambda path: digested.append(path.stem) or "")
+    digest_of({}, {})
+    reached, open_ends = set[str](), ["eyas.stages.train"]
+    while open_ends:
+        spec = importlib.util.find_spec(open_ends.pop())
+        assert spec is not None
+        assert spec.origin is not None
+        source = Path(spec.origin).read_text(encoding="utf-8")
+        names = re.findall(r"^from eyas\.drafter\.(\w+) import", source, re.MULTILINE)
+        open_ends += [f"eyas.drafter.{name}" for name in names if name not in reached]
+        reached |= set(names)
+    # nothing in a drafter's weights depends on these
+    assert reached - set(digested) == {"checkpoint", "progress", "trees"}
 
 
 def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:

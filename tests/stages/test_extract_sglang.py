@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,9 +21,11 @@ from eyas.files import read_json, write_json
 from eyas.parquet import write_samples
 from eyas.records import Sample
 from eyas.stages import extract
-from eyas.states import capture_sglang, sglang_plugin, store
+from eyas.states import capture_sglang, handover, sglang_plugin, store
 from eyas.states.capture_hf import capture
 from eyas.states.handover import place_of, plan_of, write_plan
+from eyas.states.layout import Captured
+from eyas.states.shards import shard_path
 
 ROOT = Path.cwd()
 LAYERS = (1, 3, 4)
@@ -369,6 +372,46 @@ def test_rows_of_an_attempt_that_was_given_up_are_refused(
     broken = stand_in.request([1, 2, 3, 4], f"{folder.name}-0-cc-0")
     prefill(broken, states, 0, 4)
     assert "not a plan" in str(broken.to_finish)
+
+
+def test_what_went_wrong_with_an_earlier_attempt_stops_no_later_one(
+    home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_late(shard: Path, plan: handover.ShardPlan) -> None:
+        write_plan(shard, plan)
+        handover.fault_path(shard, "0ff").write_text("of a client that was killed")
+
+    monkeypatch.setattr(capture_sglang, "write_plan", write_late)
+    extract.work(params(url))
+    (shard, *_) = home.glob("var/states/*/shard-00000.safetensors")
+    write_plan(shard, plan_of(extract.read_job(params(url)), "aa", [sample(0, 4)]))
+    assert not handover.fault_path(shard, "0ff").exists()
+
+
+def test_a_server_that_cannot_tell_its_fault_goes_on(
+    tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sglang_plugin, "write_text", full)
+    inbox = sglang_plugin.Inbox(tmp_path)
+    for number in range(2):
+        shard = shard_path(tmp_path / "0a", number)
+        row = handover.PlannedRow(id="s", length=2, spans=())
+        plan = handover.ShardPlan(
+            attempt="b", layers=(1,), hidden_size=4, layout=("bf16", "bf16", "all"), rows=(row,)
+        )
+        write_plan(shard, plan)
+        states = Captured(aux_TLD=torch.ones(2, 1, 4), final_TD=torch.ones(2, 4))
+        if not number:
+            states.aux_TLD.fill_(torch.nan)
+        inbox.put(f"0a-{number}-b-0", (1,), [1, 2], states)
+    until = time.monotonic() + 20
+    while not shard.with_suffix(".json").is_file() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert shard.is_file()
+    assert "its client waits in vain" in caplog.text
 
 
 def test_layer_ids_follow_the_rule_of_the_targets_class() -> None:

@@ -67,6 +67,44 @@ def test_every_shard_is_made_once_and_what_others_make_is_waited_for(
     assert (tmp_path / ".shard-00001.safetensors.live").exists(), "a live worker's file is not"
 
 
+def test_a_claim_file_that_was_removed_meanwhile_is_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, held = shard_path(tmp_path, 0), claims.claimed(shard_path(tmp_path, 0))
+    assert held.__enter__()
+    lock = claims.fcntl.flock
+
+    def late(*arguments: int) -> None:  # the file is open; before it is locked its holder is done
+        held.__exit__(None, None, None)
+        monkeypatch.setattr(claims.fcntl, "flock", lock)
+        lock(*arguments)
+
+    monkeypatch.setattr(claims.fcntl, "flock", late)
+    with claims.claimed(shard) as mine, claims.claimed(shard) as other:
+        assert (mine, other) == (False, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_that_its_maker_withdraws_is_made_by_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard, there, made = shard_path(tmp_path, 0), {0}, []
+    maker = claims.claimed(shard)
+
+    def withdraw(_seconds: float) -> None:
+        there.clear()
+        maker.__exit__(EyasError, EyasError("another norm"), None)
+
+    def make(number: int) -> None:
+        made.append(number)
+        there.add(number)
+
+    monkeypatch.setattr(claims.time, "sleep", withdraw)
+    assert maker.__enter__()
+    claims.work_through([shard], there.__contains__, make)
+    assert made == [0]
+
+
 def test_a_failure_leaves_the_shard_to_others(tmp_path: Path) -> None:
     paths = [shard_path(tmp_path, 0)]
 

@@ -18,16 +18,8 @@ from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_TRAINING = (
-    "attention",
-    "head",
-    "layers",
-    "losses",
-    "model",
-    "packing",
-    "training",
-    "unroll",
-)  # a step is these
+_START = ("config", "feedback", "inference", "ridge", "vocabulary")
+_STEP = ("attention", "head", "layers", "losses", "model", "packing", "training", "unroll")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -88,8 +80,11 @@ def load_checkpoint(
 
 
 def digest_of(settings: Mapping[str, Any], files: Mapping[str, Path]) -> str:
-    """Return 16 hex digits that name a run: settings, input files, and the source of training."""
-    source = {name: sha256_of(Path(__file__).with_name(f"{name}.py")) for name in _TRAINING}
+    """Return 16 hex digits that name a run: settings, input files, and the source of training.
+
+    That of the start too: another draft vocabulary of the same size would fit the weights.
+    """
+    source = {name: sha256_of(Path(__file__).with_name(f"{name}.py")) for name in _START + _STEP}
     inputs = {name: sha256_of(path) for name, path in files.items()}
     text = canonical_json([dict(settings), inputs, source, torch.__version__])
     return hashlib.sha256(text).hexdigest()[:16]

@@ -35,7 +35,7 @@ def refine(
     Raises: EyasError if no document has a prediction.
     """
     down = drafter.midlayer.mlp.down_proj.weight
-    lengths = documents.lengths
+    lengths = [min(length, _LONGEST_TOKENS) for length in documents.lengths]
     weights = [settings.ttt_decay**step for step in range(settings.ttt_steps)]
     stride = max(sum(lengths) // (_TOKENS_A_FEATURE * down.shape[1]), 1)
     for number in range(settings.feedback_rounds):
@@ -54,12 +54,16 @@ def _rows_of(
     """Give for each step the features, and the target's state less the state after attention.
 
     A prediction p is foreseen by row p-1-k; row 0 stands on the attention sink and is left out.
+    Where the first prediction lies behind the first `_LONGEST_TOKENS`, those around it are taken.
     """
-    ids = document.input_ids_T[:_LONGEST_TOKENS].tolist()
     found = predictions(document.reply_T)
-    found = found[found < len(ids)]
+    late = len(found) and int(found[0]) >= _LONGEST_TOKENS
+    begin = int(found[0]) - _LONGEST_TOKENS // 2 if late else 0
+    part = slice(begin, begin + _LONGEST_TOKENS)
+    ids, aux_TLD = document.input_ids_T[part].tolist(), document.aux_TLD[part]
+    found = found[found < part.stop] - begin
     steps = min(len(step_weights), len(ids) - 1)
-    for step, (state_TD, inner_TI) in enumerate(runner.foresee(ids, document.aux_TLD, steps)):
+    for step, (state_TD, inner_TI) in enumerate(runner.foresee(ids, aux_TLD, steps)):
         at = found[found >= 2 + step]
-        wanted = document.final_TD[at].float() / norm_weight_D
+        wanted = document.final_TD[part][at].float() / norm_weight_D
         yield inner_TI[at - 1 - step], wanted - state_TD[at - 1 - step]

@@ -50,7 +50,7 @@ class NormalEquations:
     def solve(self, strength: float) -> Tensor:
         """Return the map [D, F] from features to state; `strength` is relative to unit features.
 
-        Raises: EyasError if there are no rows, or the sums are not finite.
+        Raises: EyasError if there are no rows, or the sums are not finite, or `strength` too small.
         """
         if not self.rows:
             raise EyasError(
@@ -64,7 +64,14 @@ class NormalEquations:
         scale_F = (self.gram_FF.diagonal() / self.rows).sqrt().clamp(min=1e-12)
         unit_FF = self.gram_FF / scale_F / scale_F.unsqueeze(1)
         unit_FF.diagonal().add_(strength * self.rows)
-        weights_FD = torch.linalg.solve(unit_FF, self.cross_FD / scale_F.unsqueeze(1))
+        try:
+            weights_FD = torch.linalg.solve(unit_FF, self.cross_FD / scale_F.unsqueeze(1))
+        except torch.linalg.LinAlgError:
+            raise EyasError(
+                f"train.start=ridge: no one solution over {self.rows:.0f} rows at strength "
+                f"{strength:g}",
+                hint="raise train.ridge_strength or train.feedback_strength (default: 0.01, 0.1)",
+            ) from None
         return (weights_FD / scale_F.unsqueeze(1)).T
 
 

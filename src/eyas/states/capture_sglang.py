@@ -26,7 +26,7 @@ from safetensors import safe_open
 from eyas.errors import EyasError
 from eyas.records import Sample
 from eyas.states.capture_hf import batches
-from eyas.states.handover import FAULT, PLAN, plan_of, request_id, write_plan
+from eyas.states.handover import PLAN, fault_path, plan_of, request_id, write_plan
 from eyas.states.job import Job
 from eyas.states.sglang_plugin import VERSIONS
 from eyas.states.shards import is_there
@@ -123,7 +123,7 @@ class SGLang:
             for group, _ in zip(groups, pool.map(send, groups), strict=True):
                 advance(sum(len(samples[row].input_ids) for row in group))
         sent = time.monotonic()
-        self._await_shard(path, samples)
+        self._await_shard(path, samples, fault_path(path, attempt))
         self.seconds["fetch"] += sent - started
         self.seconds["write"] += time.monotonic() - sent
         path.with_suffix(PLAN).unlink(missing_ok=True)
@@ -142,11 +142,11 @@ class SGLang:
                     hint="is eyas installed beside SGLang, and EYAS_STORE set for it?",
                 )
 
-    def _await_shard(self, path: Path, samples: Sequence[Sample]) -> None:
+    def _await_shard(self, path: Path, samples: Sequence[Sample], fault: Path) -> None:
         tokens = sum(len(s.input_ids) for s in samples)
         until = time.monotonic() + _WRITE_S
         while not is_there(path, tokens):
-            if (fault := path.with_suffix(FAULT)).is_file():
+            if fault.is_file():
                 raise EyasError(
                     f"{self.url}: {path.name}: {fault.read_text(encoding='utf-8')}",
                     hint="the server's log has the whole story",
@@ -154,7 +154,8 @@ class SGLang:
             if time.monotonic() > until:
                 raise EyasError(
                     f"{path}: expected within {_WRITE_S:.0f} s of the last reply, not there",
-                    hint="does the server's EYAS_STORE name the same folder as runtime.store?",
+                    hint="does the server's EYAS_STORE name the folder of runtime.store? is its "
+                    "disk full? see its log",
                 )
             time.sleep(_POLL_S)
         with safe_open(path, framework="pt") as file:

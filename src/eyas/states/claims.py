@@ -37,11 +37,20 @@ def claimed(shard: Path) -> Generator[bool]:
                 f"{path}: expected a file system that keeps locks, got {error}",
                 hint="put runtime.store on a local disk or on NFS",
             ) from None
-        yield True
-        # Who waits for this very file finds the shard made; who comes later makes a new file.
-        path.unlink(missing_ok=True)
+        # Opened before the last holder removed it: later comers lock another file of this name.
+        mine = _is_at(handle, path)
+        yield mine
+        if mine:
+            path.unlink(missing_ok=True)
     finally:
         os.close(handle)
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def work_through(
@@ -49,14 +58,13 @@ def work_through(
 ) -> None:
     """Make each shard that is not there and that nobody else makes; end when all are there.
 
-    `is_there` and `make` take the shard's place in the list. A claim whose holder dies is taken.
+    `is_there` and `make` take the shard's place in the list. A claim whose holder dies is taken. A
+    shard counts only once nobody holds it: its maker may still find it wrong.
     """
     waiting = list(range(len(shards)))
     while waiting:
         busy = []
         for number in waiting:
-            if is_there(number):
-                continue
             with claimed(shards[number]) as mine:
                 if not mine:
                     busy.append(number)

@@ -4,8 +4,8 @@ A shard's rows arrive one request each, in any order. The client writes the plan
 a request's `rid` names store, shard, attempt and row. The server encodes each row as it comes and
 writes the shard, in the store's own form, when the last is there.
 
-Writes: <store>/<key>/shard-NNNNN.plan (client); the shard and its .json, or shard-NNNNN.fault with
-what went wrong (server).
+Writes: <store>/<key>/shard-NNNNN.plan (client); the shard and its .json, or
+shard-NNNNN.ATTEMPT.fault with what went wrong (server).
 
 Legend: T tokens, L aux layers, D hidden size.
 """
@@ -24,7 +24,7 @@ from eyas.states.job import Job
 from eyas.states.layout import Captured, make_layout
 from eyas.states.shards import encode_row, shard_path, write_rows
 
-PLAN, FAULT = ".plan", ".fault"  # beside a shard; why it could not be written
+PLAN, _FAULT = ".plan", ".fault"  # beside a shard
 _RID = re.compile(r"([0-9a-f]+)-(\d+)-([0-9a-f]+)-(\d+)")
 
 
@@ -78,10 +78,15 @@ def place_of(rid: str, store: Path) -> tuple[Path, str, int]:
     return shard_path(store / key, int(number)), attempt, int(row)
 
 
+def fault_path(shard: Path, attempt: str) -> Path:
+    """Return where the server tells why an attempt at a shard has failed."""
+    return shard.with_suffix(f".{attempt}{_FAULT}")
+
+
 def write_plan(shard: Path, plan: ShardPlan) -> None:
     """Write the plan, and remove what an earlier attempt left."""
-    for suffix in (".json", FAULT):
-        shard.with_suffix(suffix).unlink(missing_ok=True)
+    for old in (shard.with_suffix(".json"), *shard.parent.glob(fault_path(shard, "*").name)):
+        old.unlink(missing_ok=True)
     write_json(shard.with_suffix(PLAN), dataclasses.asdict(plan))
 
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from eyas.errors import EyasError
-from eyas.files import write_swiftly
-from eyas.states.handover import FAULT, Assembly, place_of, read_plan
+from eyas.files import write_text
+from eyas.states.handover import Assembly, fault_path, place_of, read_plan
 from eyas.states.layout import Captured
 
 VERSIONS = ("0.5.23",)
@@ -84,8 +84,13 @@ class Inbox:
             except Exception as error:  # the thread's border: told to the client, who decides
                 log.exception("eyas: %s", assembly.shard)
                 assembly.done = True
-                words = f"{type(error).__name__}: {error}"
-                write_swiftly(assembly.shard.with_suffix(FAULT), words.encode())
+                self._tell(assembly, f"{type(error).__name__}: {error}")
+
+    def _tell(self, assembly: Assembly, words: str) -> None:
+        try:
+            write_text(fault_path(assembly.shard, assembly.plan.attempt), words)
+        except OSError:  # the disk that is full for the shard may be full for this too
+            log.exception("eyas: %s: its client waits in vain", assembly.shard)
 
 
 @functools.cache  # one in a process: SGLang's hooks have no other place for it

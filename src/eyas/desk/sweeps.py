@@ -40,6 +40,7 @@ JOBS = FOLDER / "jobs"
 FINISHED = "job.json"
 _ALWAYS = ("train", "export", "evaluate")
 _NEVER = ("compose", "report")
+_CAP = "runtime.sweep."  # decides what a job may buy
 _BESIDE = ("hydra.", "hydra/", "+hydra.", "runtime.", "select=", "-")  # they change no output
 log = logging.getLogger("eyas")
 
@@ -241,7 +242,7 @@ def _record(job: Job) -> dict[str, Any]:
 
 def told(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that change an output."""
-    return [o for o in overrides if not o.startswith(_BESIDE)]
+    return [o for o in overrides if o.startswith(_CAP) or not o.startswith(_BESIDE)]
 
 
 def promote_line(overrides: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def _guarded(title: str, write: Callable[[], None]) -> None:
         words = str(error).strip().splitlines() or ["no message"]
         log.warning(
             "%s: done, but not recorded in MLflow (%s: %s)\n"
-            "  hint: move %s away, a new one is made; or set runtime.tracking=off in conf/",
+            "  hint: move %s away, a new one is made; or give runtime.tracking=off",
             title,
             type(error).__name__,
             words[0],

@@ -42,9 +42,15 @@ class NormalEquations:
         self.accumulate(features_TF, state_TD)
 
     def accumulate(self, features_TF: Tensor, state_TD: Tensor, weight: float = 1.0) -> None:
-        """Add rows; their products are taken in the type that they have."""
-        self.gram_FF.add_(features_TF.T @ features_TF, alpha=weight)
-        self.cross_FD.add_(features_TF.T @ state_TD, alpha=weight)
+        """Add rows; their products are taken in the type that they have.
+
+        In float64 without a second F x F: 6.6 GB at a hidden size of 7168.
+        """
+        for total, other in ((self.gram_FF, features_TF), (self.cross_FD, state_TD)):
+            if features_TF.dtype == total.dtype:
+                total.addmm_(features_TF.T, other, alpha=weight)
+            else:
+                total.add_(features_TF.T @ other, alpha=weight)
         self.rows += weight * len(features_TF)
 
     def solve(self, strength: float) -> Tensor:

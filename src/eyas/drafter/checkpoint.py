@@ -25,6 +25,7 @@ _TRAINING = (
     "losses",
     "model",
     "packing",
+    "ranks",
     "training",
     "unroll",
 )  # a step is these

@@ -76,6 +76,15 @@ def run_stage(name: str, work: Callable[[Params], Report], config: DictConfig) -
     print(f"{title}: {report.summary}")
 
 
+def run_beside(name: str, work: Callable[[Params], Report], config: DictConfig) -> None:
+    """Run `work` beside the process that tells of it: no status, no metrics, no tracked run."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    try:
+        work(Params(config))
+    except (EyasError, OSError) as error:
+        sys.exit(f"{name}: error: {error}")
+
+
 def _end_with_dvc() -> None:
     """Let Linux end this process when DVC is killed: an orphan would go on holding the journal.
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 
+from eyas.drafter.ranks import leads
 from eyas.drafter.training import Progress
 from eyas.status import Status
 
@@ -43,7 +44,13 @@ class Meter:
 
 @contextlib.contextmanager
 def reporting(every_steps: int) -> Generator[Callable[[Progress], None]]:
-    """Yield what training calls after each step; the bar is redrawn every so many steps."""
+    """Yield what training calls after each step; the bar is redrawn every so many steps.
+
+    Of several ranks only the leading one tells anything.
+    """
+    if not leads():
+        yield lambda _: None
+        return
     meter = Meter(time.monotonic())
     if not sys.stderr.isatty():
         yield _logging(meter)

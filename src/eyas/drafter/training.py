@@ -1,7 +1,8 @@
 """The training loop: packed steps, AdamW, warm-up and cosine, validation, exact resume.
 
 A step is a function of the weights, the optimizer's state and the step's number alone, so a run
-that was killed and resumed ends with the same bits as one that was not (same threads, same torch).
+that was killed and resumed ends with the same bits as one that was not (same threads, torch, number
+of ranks). Ranks (ranks.py) share the documents of a step, then all take the same step.
 
 Raw aux states are large and uneven (median RMS 2.7, 6.2 and 22 in the three layers of SmolLM2), so
 fc's entries are 0.001 to 0.006 and one Adam step of 1e-4 would swamp them. While training, aux
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from eyas.drafter import ranks
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
 from eyas.drafter.losses import Tally, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
@@ -89,13 +91,16 @@ class Run:
     def measure(self, packer: Packer, documents: list[int]) -> tuple[Tensor, Tally, int]:
         """Return loss, tally and tokens of a step; add its gradients where they are wanted.
 
-        The documents run in packs of at most `micro_tokens`; a row weighs the same in any of them.
+        The documents run in packs of at most `micro_tokens`, on all ranks; a row weighs the same in
+        any of them. Loss and tally are of all ranks, gradients of this one.
         """
         tokens = sum(packer.lengths[index] for index in documents)
-        parts = fill(documents, packer.lengths, self.settings.micro_tokens or tokens)
+        mine = ranks.share(documents, packer.lengths)
+        parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
         packs = [packer.pack(part) for part in parts]
         rows = [trained_rows(pack, len(self.weights)) for pack in packs]
-        total = [max(sum(column), 1) for column in zip(*rows, strict=True)]
+        rows_KS = torch.tensor(rows, dtype=torch.long).view(-1, len(self.weights))
+        total = ranks.all_sum(rows_KS.sum(0)).clamp(min=1).tolist()
         losses, tallies = [], []
         for pack, own in zip(packs, rows, strict=True):
             weights = tuple(
@@ -106,7 +111,15 @@ class Run:
                 loss.backward()
             losses.append(loss.detach())
             tallies.append(tally)
-        return torch.stack(losses).sum(), reduce(Tally.plus, tallies), tokens
+        return *self._sum(losses, tallies), tokens
+
+    def _sum(self, losses: list[Tensor], tallies: list[Tally]) -> tuple[Tensor, Tally]:
+        """Return loss and tally of all packs of all ranks."""
+        empty_S = torch.zeros(len(self.weights), dtype=torch.float64)
+        tally = reduce(Tally.plus, tallies, Tally(*[empty_S] * len(Tally._fields)))
+        loss = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
+        sums_F = ranks.all_sum(torch.cat([loss.double().cpu().view(1), *tally]))
+        return sums_F[0], Tally(*sums_F[1:].view(len(tally), -1))
 
     def _measure(self, pack: Pack, weights: tuple[float, ...]) -> tuple[Tensor, Tally]:
         corpus, pack = self.corpus, pack.to(self.device)
@@ -138,6 +151,7 @@ class Run:
         epoch, documents = self.plan[step]
         self.optimizer.zero_grad()
         loss, tally, tokens = self.measure(self.corpus.train, documents)
+        ranks.sum_gradients(list(self.drafter.parameters()))
         norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.clip_norm)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise EyasError(
@@ -170,7 +184,10 @@ def train(
         step, curve = load_checkpoint(saving.path, drafter, run.optimizer)
     else:
         run.scale_fc(run.corpus.aux_scale_LD)
-        step, curve = 0, run.validate(0, 0)
+        step, curve = 0, []
+    ranks.agree(list(drafter.parameters()), step)
+    if not step:
+        curve = run.validate(0, 0)
     saved_s = time.monotonic()
     while step < len(run.plan):
         row, tokens = run.advance(step)
@@ -179,7 +196,7 @@ def train(
         last = step == len(run.plan)
         if last or run.plan[step][0] != row["epoch"]:
             curve += run.validate(step, row["epoch"])
-        if last or time.monotonic() - saved_s >= saving.every_s:
+        if ranks.leads() and (last or time.monotonic() - saved_s >= saving.every_s):
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))

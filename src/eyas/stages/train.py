@@ -2,7 +2,8 @@
 
 Reads: data/hidden_states/manifest.json and its shards, data/mixture, models/target.
 Writes: models/drafter/ (config.json, drafter.safetensors, start.safetensors, curves.jsonl,
-training.json) and, while it runs, var/checkpoints/<digest>. Run: python -m eyas.stages.train.
+training.json) and, while it runs, var/checkpoints/<digest>. Run: python -m eyas.stages.train, or on
+several cores or GPUs: torchrun --nproc-per-node N -m eyas.stages.train.
 Source: EAGLE-3, arXiv 2503.01840. A killed run goes on from its checkpoint: run it again.
 """
 
@@ -20,7 +21,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from eyas.desk.params import Params
-from eyas.desk.stage import CONF, Report, run_stage
+from eyas.desk.stage import CONF, Report, run_beside, run_stage
+from eyas.desk.workers import end_with_parent
+from eyas.drafter import ranks
 from eyas.drafter.checkpoint import digest_of, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
 from eyas.drafter.feedback import refine
@@ -102,11 +105,19 @@ class Inputs:
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
 def main(config: DictConfig) -> None:
     """Train the drafter."""
-    run_stage("train", work, config)
+    if ranks.launched():
+        end_with_parent()
+    (run_stage if ranks.leads() else run_beside)("train", work, config)
 
 
 def work(params: Params) -> Report:
     """Make the start, train it from the last checkpoint on, write the drafter and its curves."""
+    with ranks.joined():
+        return train_together(params)
+
+
+def train_together(params: Params) -> Report:
+    """Do a rank's work; only the leading one writes."""
     runtime = params.knob("runtime", Runtime)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
@@ -121,16 +132,18 @@ def work(params: Params) -> Report:
     t2d_V = choose_vocabulary(counts_V, config.draft_vocab_size, forced)
     drafter = Drafter(config, t2d_V)
     build_start(drafter, inputs)
-    OUT.mkdir(parents=True, exist_ok=True)
-    save_config(OUT / "config.json", drafter.config)
-    save_drafter(OUT / "start.safetensors", drafter)
+    if ranks.leads():
+        OUT.mkdir(parents=True, exist_ok=True)
+        save_config(OUT / "config.json", drafter.config)
+        save_drafter(OUT / "start.safetensors", drafter)
     drafter.to("cuda" if torch.cuda.is_available() else "cpu")
     start_cpu_s = time.process_time() - started_cpu_s
     checkpoint = CHECKPOINTS / digest_of(*identity(inputs)) / "checkpoint.safetensors"
     resumed = checkpoint.is_file()
     if resumed:
         log.info("train: going on from %s", checkpoint)
-    with reporting(runtime.train.log_every_steps) as on_step:
+    every_steps = runtime.train.log_every_steps
+    with reporting(every_steps) as on_step:
         curve = train(
             drafter,
             build_corpus(drafter, inputs),
@@ -138,17 +151,20 @@ def work(params: Params) -> Report:
             Saving(path=checkpoint, every_s=runtime.train.checkpoint_every_s),
             on_step=on_step,
         )
-    save_drafter(OUT / "drafter.safetensors", drafter)
-    write_jsonl(OUT / "curves.jsonl", curve)
+    train_cpu_s = time.process_time() - started_cpu_s - start_cpu_s
+    used_s = ranks.all_sum(torch.tensor([start_cpu_s, train_cpu_s], dtype=torch.float64)).tolist()
     costs = {
         "wall_s": round(time.monotonic() - started_s, 1),
-        "start_cpu_s": round(start_cpu_s, 1),
-        "train_cpu_s": round(time.process_time() - started_cpu_s - start_cpu_s, 1),
+        "start_cpu_s": round(used_s[0], 1),
+        "train_cpu_s": round(used_s[1], 1),
     }
     facts = summarise(inputs, curve, coverage(counts_V, t2d_V))
-    write_json(OUT / "training.json", facts)
-    shutil.rmtree(checkpoint.parent)
-    return build_report({**facts, **costs}, curve, runtime.train.log_every_steps, resumed=resumed)
+    if ranks.leads():
+        save_drafter(OUT / "drafter.safetensors", drafter)
+        write_jsonl(OUT / "curves.jsonl", curve)
+        write_json(OUT / "training.json", facts)
+        shutil.rmtree(checkpoint.parent)
+    return build_report({**facts, **costs}, curve, every_steps, resumed=resumed)
 
 
 def read_inputs(params: Params, folder: Path) -> Inputs:

@@ -157,8 +157,8 @@ class Run:
             raise EyasError(
                 f"train: step {step + 1} of {len(self.plan)}: expected a finite loss and gradient, "
                 f"got {float(loss.detach())} and {float(norm)}",
-                hint="lower train.lr; at the first steps look at the states (`eyas verify`) and the "
-                "target's weights; the last checkpoint before this step is kept",
+                hint="lower train.lr; at a first step look at the states (`eyas verify`) and the "
+                "target's weights; the last checkpoint before this is kept",
             )
         self.optimizer.step()
         head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}

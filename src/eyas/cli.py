@@ -16,14 +16,6 @@ app = typer.Typer(
     help="From prompts to an EAGLE-3 drafter. "
     "`make run` runs the whole pipeline; these are its tools.",
 )
-store = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Share the hidden states, of which DVC has the manifest only, or exchange them.",
-)
-app.add_typer(store, name="store")
-Form = Literal["speculators", "specforge"]
-_URL = "Folder or s3://bucket/prefix; none: beside DVC's remote"
 
 
 @app.command()
@@ -219,44 +211,22 @@ def verify() -> None:
     typer.echo(f"{manifest}: every shard is there and unaltered")
 
 
-@store.command()
-def push(url: Annotated[str | None, typer.Argument(help=_URL)] = None) -> None:
-    """Copy the shards there; what is there is not copied."""
-    _share("push", url)
-
-
-@store.command()
-def pull(url: Annotated[str | None, typer.Argument(help=_URL)] = None) -> None:
-    """Fetch the shards that are missing here."""
-    _share("pull", url)
-
-
-@store.command()
-def export(
-    folder: Annotated[Path, typer.Argument(help="A new folder")],
-    form: Annotated[Form, typer.Option(help="Who will train")],
-    codec: Annotated[str, typer.Option(help="bf16; speculators reads fp8, too")] = "bf16",
+@app.command()
+def store(
+    way: Annotated[Literal["push", "pull", "export", "import"], typer.Argument(help="What to do")],
+    place: Annotated[
+        str | None, typer.Argument(help="Folder or s3://bucket/prefix; none: beside DVC's remote")
+    ] = None,
+    form: Annotated[
+        Literal["speculators", "specforge"], typer.Option(help="export, import: whose files")
+    ] = "speculators",
+    codec: Annotated[str, typer.Option(help="export: bf16; fp8 for speculators")] = "bf16",
+    out: Annotated[Path | None, typer.Option(help="import: folder of the new store")] = None,
 ) -> None:
-    """Write the states as the files that another trainer reads, one a sample."""
-    from eyas.desk.peers import export_states
+    """Share the hidden states, of which DVC has the manifest only; what is there is not copied.
 
-    typer.echo(export_states(form, folder, codec))
-
-
-@store.command("import")
-def import_states(
-    folder: Annotated[Path, typer.Argument(help="Data set with hidden_states/, or .ckpt files")],
-    form: Annotated[Form, typer.Option(help="Who wrote it")],
-    out: Annotated[Path, typer.Option(help="Gets manifest, shards and samples")],
-    train_ratio: Annotated[float, typer.Option(help="Share of rows to train on", max=1)] = 0.9,
-) -> None:
-    """Make a store of another trainer's files; models/target is whose states they are."""
-    from eyas.desk import peers
-
-    typer.echo(peers.import_states(form, folder, out, train_ratio))
-
-
-def _share(way: str, url: str | None) -> None:
+    export, import: to or from a folder that another trainer reads or wrote.
+    """
     import logging
 
     from eyas.desk.params import read_params
@@ -266,7 +236,12 @@ def _share(way: str, url: str | None) -> None:
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("eyas").setLevel(logging.INFO)  # a line for each shard
-    address, options = states_remote(url)
+    if way in ("export", "import"):
+        from eyas.desk.peers import exchange
+
+        typer.echo(exchange(way, form, place, out, codec))
+        return
+    address, options = states_remote(place)
     folder = Path(read_params().knob("runtime", Runtime).store)
     move = sharing.push if way == "push" else sharing.pull
     moved = move(Path("data/hidden_states/manifest.json"), folder, address, options)

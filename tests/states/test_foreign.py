@@ -1,10 +1,13 @@
 """Samples in other trainers' form: the conversions against formulas written out here."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from eyas.errors import EyasError
 from eyas.states import foreign
+from eyas.states.codecs import Parts, state_codec
 from eyas.states.store import SampleStates
 from eyas.states.target import TargetHead
 
@@ -46,7 +49,8 @@ def sample(length: int = T, seed: int = 0) -> SampleStates:
 
 
 def prepared(it: SampleStates) -> dict[str, torch.Tensor]:
-    return {"input_ids": it.input_ids, "loss_mask": it.mask_T.long()}
+    ids = it.input_ids
+    return {"input_ids": ids, "loss_mask": it.mask_T.long(), "token_ids": ids}
 
 
 def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -86,82 +90,74 @@ def test_specforge_gets_layers_side_by_side_under_a_leading_one() -> None:
     assert parts["loss_mask"].dtype == parts["input_ids"].dtype == torch.int64
 
 
+def taken(form: str, found: dict[str, Any]) -> Parts:
+    return foreign.from_foreign(form, found, L, HEAD)
+
+
 def test_a_bf16_row_comes_back_exactly_through_specforge() -> None:
     it = sample()
-    row = foreign.from_specforge(foreign.to_specforge(it), L, D)
-    parts = foreign.encode_foreign("s", row, HEAD, normed=True)
+    parts = taken("specforge", foreign.to_specforge(it))
     assert torch.equal(parts["aux.values"].float(), it.aux_TLD)
     assert torch.equal(parts["final.values"].float(), it.final_TD)
-    assert foreign.spans_of(row.mask_T) == ((2, 5), (7, T))
 
 
 def test_states_from_before_the_norm_are_normed_and_those_from_behind_are_left() -> None:
     it = sample()
-    before_TD = torch.randn(T, D) * 5
-    for last_TD, wanted_TD in ((before_TD, rms_norm(before_TD)), (it.final_TD, it.final_TD)):
-        states = torch.cat([it.aux_TLD, last_TD[:, None]], dim=1)
-        found = prepared(it) | {"token_ids": it.input_ids, "hidden_states": states}
-        row = foreign.from_speculators(found, L, D)
-        parts = foreign.encode_foreign("s", row, HEAD, normed=False)
-        assert torch.allclose(parts["final.values"], wanted_TD, rtol=1e-5, atol=1e-6)
-
-
-def test_a_short_row_of_speculators_is_taken_as_from_before_the_norm() -> None:
-    it = sample(7)
-    states = torch.cat([it.aux_TLD, it.final_TD[:, None]], dim=1)
-    found = prepared(it) | {"token_ids": it.input_ids, "hidden_states": states}
-    row = foreign.from_speculators(found, L, D)
-    parts = foreign.encode_foreign("s", row, HEAD, normed=False)
-    assert torch.allclose(parts["final.values"], rms_norm(it.final_TD), rtol=1e-5, atol=1e-6)
+    before_TD = (torch.randn(T, D) * 5).bfloat16()
+    wanted_TD = rms_norm(before_TD.float()).bfloat16()
+    for last_TD, wanted in ((before_TD, wanted_TD), (it.final_TD, it.final_TD)):
+        states = torch.cat([it.aux_TLD, last_TD[:, None]], dim=1).bfloat16()
+        parts = taken("speculators", prepared(it) | {"hidden_states": states})
+        assert torch.allclose(parts["final.values"].float(), wanted.float(), rtol=2**-7)
 
 
 def test_e4m3_layers_keep_their_bits() -> None:
     it = sample()
     parts = foreign.to_speculators(it, HEAD, "fp8")
-    row = foreign.from_speculators(prepared(it) | parts, L, D)
-    ours = foreign.encode_foreign("s", row, HEAD, normed=False)
-    assert torch.equal(
-        ours["aux.values"].view(torch.uint8), parts["hidden_states"][:, :-1].view(torch.uint8)
-    )
-    assert torch.equal(ours["aux.scales"], parts["hidden_states_scales"][:, 0].expand(-1, L))
-    decoded = foreign.layout_of("fp8").aux.decode(
-        {k.removeprefix("aux."): ours[k] for k in ("aux.values", "aux.scales")}, D
+    ours = taken("speculators", prepared(it) | parts)
+    bits = parts["hidden_states"][:, :-1].contiguous().view(torch.uint8)
+    assert torch.equal(ours["aux.values"].view(torch.uint8), bits)
+    decoded = state_codec("fp8").decode(
+        {"values": ours["aux.values"], "scales": ours["aux.scales"]}, D
     )
     wide = parts["hidden_states"].float() * parts["hidden_states_scales"]
     assert torch.equal(decoded, wide[:, :-1])
+    assert relative(ours["final.values"].float(), it.final_TD) < 2**-4
 
 
-def test_final_states_that_another_norm_made_are_refused() -> None:
+def test_final_states_that_another_norm_made_are_told() -> None:
     it = sample()
-    with pytest.raises(EyasError, match=r"90% of 12 rows .* got 0%"):
-        foreign.check_normed(it.final_TD * 1.2, HEAD)
-    foreign.check_normed(it.final_TD, HEAD)
-    row = foreign.from_specforge(
-        foreign.to_specforge(it) | {"hidden_state": it.final_TD[None] * 3}, L, D
-    )
-    with pytest.raises(EyasError, match="models/target"):
-        foreign.encode_foreign("s", row, HEAD, normed=True)
+    assert foreign.is_normed(it.final_TD, HEAD)
+    assert not foreign.is_normed(it.final_TD * 1.2, HEAD)
+    found = foreign.to_specforge(it) | {"hidden_state": (it.final_TD[None] * 3).bfloat16()}
+    with pytest.raises(EyasError, match="what the final norm made"):
+        taken("specforge", found)
+
+
+BF16 = torch.zeros(T, L + 1, D).bfloat16()
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
+        ({"hidden_states": BF16[..., 1:]}, r"\(12, 4, 16\), .*got \(\(12, 4, 15\)"),
+        ({"hidden_states": BF16[:, 1:]}, r"\(12, 4, 16\), .*got \(\(12, 3, 16\)"),
+        ({"hidden_states": BF16[1:]}, r"got \(\(11, 4, 16\)"),
+        ({"hidden_states": BF16.half()}, "torch.bfloat16.*got .*torch.float16"),
+        ({"hidden_states": BF16.to(torch.float8_e4m3fn)}, "torch.bfloat16.*got .*float8"),
+        ({"hidden_states_scales": torch.ones(T, 1, 1)}, "float8_e4m3fn.*got .*bfloat16"),
         (
-            {"hidden_states": torch.zeros(T, L + 1, D + 1)},
-            r"expected \(12, 4, 16\), got \(12, 4, 17\)",
+            {
+                "hidden_states": BF16.to(torch.float8_e4m3fn),
+                "hidden_states_scales": torch.ones(T, L + 1, 1),
+            },
+            r"hidden_states_scales: expected \(\(12, 1, 1\)",
         ),
-        ({"hidden_states": torch.zeros(T, L, D)}, r"expected \(12, 4, 16\), got \(12, 3, 16\)"),
-        ({"hidden_states": torch.zeros(T - 1, L + 1, D)}, r"got \(11, 4, 16\)"),
-        ({"hidden_states": torch.zeros(T, L + 1, D).half()}, "got {torch.float16}"),
-        ({"hidden_states": torch.zeros(T, L + 1, D).to(torch.float8_e4m3fn)}, "_scales"),
-        ({"hidden_states": None}, "expected tensors"),
-        ({"loss_mask": torch.zeros(T - 2)}, r"loss_mask: expected \(12,\), got \(10,\)"),
+        ({"hidden_states": BF16 + torch.inf}, "expected finite values"),
+        ({"loss_mask": torch.zeros(T - 2).long()}, r"loss_mask: .*got \(\(10,\)"),
         ({"loss_mask": torch.full((T,), 2)}, "expected 0 and 1"),
-        ({"input_ids": torch.zeros(T, dtype=torch.int64)}, "those of the data set's row"),
-        (
-            {"token_ids": torch.full((T,), V), "input_ids": torch.full((T,), V)},
-            "expected int64, 0 to 49",
-        ),
+        ({"input_ids": torch.zeros(T).long()}, "those of the data set's row"),
+        ({"token_ids": torch.full((T,), V), "input_ids": torch.full((T,), V)}, "expected 0 to 49"),
     ],
 )
 def test_what_is_not_a_sample_of_the_target_is_refused(
@@ -170,25 +166,35 @@ def test_what_is_not_a_sample_of_the_target_is_refused(
     it = sample()
     found = prepared(it) | foreign.to_speculators(it, HEAD, "bf16") | changes
     with pytest.raises(EyasError, match=told):
-        foreign.check_values(foreign.from_speculators(found, L, D), V)
+        taken("speculators", found)
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"aux_hidden_state": torch.zeros(1, T, 2 * D)}, r"expected \(1, 12, 48\), got"),
-        ({"hidden_state": torch.zeros(1, T, D + 2)}, r"expected \(1, 12, 16\), got"),
-        ({"hidden_state": torch.zeros(1, T, D)}, "states: expected one dtype"),
-        ({"input_ids": torch.zeros(T)}, "token ids: expected int64"),
-        ({"loss_mask": torch.ones(T + 1)}, r"expected \(12,\), got \(13,\)"),
+        ({"aux_hidden_state": BF16[None, :, :2].flatten(2)}, r"\(1, 12, 48\), .*\(1, 12, 32\)"),
+        ({"hidden_state": BF16[None, :, 0, 1:]}, r"\(1, 12, 16\), .*\(1, 12, 15\)"),
+        ({"hidden_state": BF16[None, :, 0].float()}, "got .*torch.float32"),
+        ({"loss_mask": torch.ones(T + 1).long()}, r"loss_mask: .*got \(\(13,\)"),
+        ({"input_ids": torch.zeros(T)}, "input_ids: expected .*int64"),
     ],
 )
 def test_what_is_not_a_file_of_specforge_is_refused(
     changes: dict[str, torch.Tensor], told: str
 ) -> None:
-    found = foreign.to_specforge(sample()) | changes
     with pytest.raises(EyasError, match=told):
-        foreign.check_values(foreign.from_specforge(found, L, D), V)
+        taken("specforge", foreign.to_specforge(sample()) | changes)
+
+
+@pytest.mark.parametrize("form", ["speculators", "specforge"])
+def test_a_tensor_that_is_missing_is_named(form: str) -> None:
+    it = sample()
+    whole = foreign.to_specforge(it)
+    if form == "speculators":
+        whole = prepared(it) | foreign.to_speculators(it, HEAD, "bf16")
+    for key in whole:
+        with pytest.raises(EyasError, match=f"{key}: expected .*got nothing|got nothing"):
+            taken(form, {k: v for k, v in whole.items() if k != key})
 
 
 @pytest.mark.parametrize(

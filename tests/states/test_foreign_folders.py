@@ -18,7 +18,7 @@ from eyas.parquet import read_samples
 from eyas.records import Sample
 from eyas.settings import Extract
 from eyas.states import shards
-from eyas.states.exchange import export_store, import_folder
+from eyas.states.foreign import export_store, import_folder
 from eyas.states.job import Job, build_manifest
 from eyas.states.layout import Captured, make_layout
 from eyas.states.store import SampleStates, Store, open_store, verify
@@ -95,8 +95,8 @@ def make_store(folder: Path, rows: str = "all") -> Store:
 ORDER = ("s9", "s30", "s11", "s12")  # training first
 
 
-def take(form: str, folder: Path, out: Path, train_ratio: float = 0.75) -> Store:
-    import_folder(form, folder, out, HEAD, ABOUT, SETTINGS, train_ratio)
+def take(form: str, folder: Path, out: Path) -> Store:
+    import_folder(form, folder, out, HEAD, ABOUT, SETTINGS)
     assert verify(out / "manifest.json", out) == []
     return open_store(out / "manifest.json", out)
 
@@ -120,8 +120,8 @@ def test_through_specforge_everything_comes_back_exactly(tmp_path: Path) -> None
     assert line.endswith("there: 4 samples, 62 tokens for specforge")
     names = sorted(p.relative_to(tmp_path / "there") for p in (tmp_path / "there").rglob("*.ckpt"))
     assert list(map(str, names)) == [
-        *(f"train/rows_0-2000/data_{n}.ckpt" for n in range(3)),
-        "val/rows_0-2000/data_0.ckpt",
+        *(f"train/rows_0/data_{n}.ckpt" for n in range(3)),
+        "val/rows_0/data_0.ckpt",
     ]
     theirs = take("specforge", tmp_path / "there", tmp_path / "back")
     for a, b in pairs(ours, theirs):
@@ -152,11 +152,11 @@ def test_through_speculators_states_come_back_within_the_rounding(
 
 def test_an_import_has_the_samples_that_training_reads(tmp_path: Path) -> None:
     export_store(make_store(tmp_path / "ours"), tmp_path / "there", "specforge", HEAD, "bf16")
-    theirs = take("specforge", tmp_path / "there", tmp_path / "back", 0.5)
+    theirs = take("specforge", tmp_path / "there", tmp_path / "back")
     for split in ("train", "val"):
         rows = list(read_samples(tmp_path / "back" / f"{split}.parquet"))
         assert tuple(row.id for row in rows) == theirs.ids_of(split)
-        assert len(rows) == 2
+        assert len(rows) == (3 if split == "train" else 1)
         for row in rows:
             assert theirs.entries[row.id].spans == row.spans
             assert list(row.input_ids) == theirs.read(row.id).input_ids.tolist()
@@ -274,14 +274,16 @@ def test_a_pickle_that_would_run_something_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"half a file", "list"])
-def test_a_file_that_is_no_dictionary_is_named(tmp_path: Path, content: bytes | str) -> None:
+def test_a_file_that_holds_no_tensors_by_name_is_named(
+    tmp_path: Path, content: bytes | str
+) -> None:
     path = tmp_path / "there/data_0.ckpt"
     path.parent.mkdir()
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         torch.save([torch.zeros(2), torch.zeros(3)], path)
-    with pytest.raises(EyasError, match=r"data_0.ckpt: expected"):
+    with pytest.raises(EyasError, match=r"data_0.ckpt: (expected a file|.* got nothing)"):
         take("specforge", tmp_path / "there", tmp_path / "out")
 
 
@@ -294,11 +296,30 @@ def test_a_torn_file_of_speculators_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "out/manifest.json").exists()
 
 
+@pytest.mark.parametrize("fault", ["torn", "column", "state"])
+def test_a_data_set_that_is_none_is_named(tmp_path: Path, fault: str) -> None:
+    there = tmp_path / "there"
+    by_hand(there, batches=1)
+    table = there / "data-00000-of-00001.arrow"
+    if fault == "torn":
+        table.write_bytes(b"no Arrow stream")
+    elif fault == "column":
+        rows = pa.table({"input_ids": [[1, 2]]})
+        with pa.ipc.new_stream(str(table), rows.schema) as writer:
+            writer.write_table(rows)
+    else:
+        write_json(there / "state.json", {"_split": None})
+    with pytest.raises(EyasError, match="there: expected a saved data set"):
+        take("speculators", there, tmp_path / "out")
+
+
 def test_files_of_two_dtypes_are_refused(tmp_path: Path) -> None:
     by_hand(tmp_path / "there")
     path = tmp_path / "there/hidden_states/hs_3.safetensors"
     parts = load_file(path)
-    save_file(parts | {"hidden_states": parts["hidden_states"].float()}, path)
+    states = parts["hidden_states"].to(torch.float8_e4m3fn)
+    scales = torch.ones(len(states), 1, 1)
+    save_file(parts | {"hidden_states": states, "hidden_states_scales": scales}, path)
     with pytest.raises(EyasError, match=r"hs_3.safetensors: states: expected torch.bfloat16 as"):
         take("speculators", tmp_path / "there", tmp_path / "out")
 
@@ -306,10 +327,10 @@ def test_files_of_two_dtypes_are_refused(tmp_path: Path) -> None:
 def test_states_of_another_size_are_refused_by_file(tmp_path: Path) -> None:
     by_hand(tmp_path / "there")
     wide = dataclasses.replace(HEAD, norm_weight_D=torch.ones(D + 4))
-    with pytest.raises(EyasError, match=r"hs_0.safetensors: hidden_states: expected \(9, 4, 20\)"):
-        import_folder(
-            "speculators", tmp_path / "there", tmp_path / "out", wide, ABOUT, SETTINGS, 1.0
-        )
+    with pytest.raises(
+        EyasError, match=r"hs_0.safetensors: hidden_states: expected \(\(9, 4, 20\)"
+    ):
+        import_folder("speculators", tmp_path / "there", tmp_path / "out", wide, ABOUT, SETTINGS)
 
 
 @pytest.mark.parametrize("form", ["speculators", "specforge"])
@@ -321,13 +342,13 @@ def test_a_folder_without_files_is_named(tmp_path: Path, form: str) -> None:
 
 def test_an_export_is_refused_that_could_not_be_trained_on(tmp_path: Path) -> None:
     ours, there = make_store(tmp_path / "ours"), tmp_path / "there"
-    with pytest.raises(EyasError, match="expected bf16 for specforge, got 'fp8'"):
+    with pytest.raises(EyasError, match="expected bf16, or fp8 for speculators, got 'fp8'"):
         export_store(ours, there, "specforge", HEAD, "fp8")
     supervised = make_store(tmp_path / "less", "supervised")
     with pytest.raises(EyasError, match="all rows, got supervised"):
         export_store(supervised, there, "speculators", HEAD, "bf16")
     other = dataclasses.replace(HEAD, norm_weight_D=HEAD.norm_weight_D * 1.5)
-    with pytest.raises(EyasError, match="the target's final norm gives"):
+    with pytest.raises(EyasError, match="sample s9: final states: another norm"):
         export_store(ours, tmp_path / "other", "specforge", other, "bf16")
     (there).mkdir(exist_ok=True)
     (there / "old").touch()

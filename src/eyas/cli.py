@@ -215,7 +215,8 @@ def verify() -> None:
 def store(
     way: Annotated[Literal["push", "pull", "export", "import"], typer.Argument(help="What to do")],
     place: Annotated[
-        str | None, typer.Argument(help="Folder or s3://bucket/prefix; none: beside DVC's remote")
+        str | None,
+        typer.Argument(help="Folder; push, pull: or s3://..., none: beside DVC's remote"),
     ] = None,
     form: Annotated[
         Literal["speculators", "specforge"], typer.Option(help="export, import: whose files")

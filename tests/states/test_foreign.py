@@ -193,7 +193,7 @@ def test_a_tensor_that_is_missing_is_named(form: str) -> None:
     if form == "speculators":
         whole = prepared(it) | foreign.to_speculators(it, HEAD, "bf16")
     for key in whole:
-        with pytest.raises(EyasError, match=f"{key}: expected .*got nothing|got nothing"):
+        with pytest.raises(EyasError, match=f"{key}: expected .*got nothing"):
             taken(form, {k: v for k, v in whole.items() if k != key})
 
 

@@ -215,12 +215,21 @@ def verify() -> None:
 
 @app.command()
 def store(
-    way: Annotated[Literal["push", "pull"], typer.Argument(help="There, or here")],
-    url: Annotated[
-        str | None, typer.Argument(help="Folder or s3://bucket/prefix; none: beside DVC's remote")
+    way: Annotated[Literal["push", "pull", "export", "import"], typer.Argument(help="What to do")],
+    place: Annotated[
+        str | None,
+        typer.Argument(help="Folder; push, pull: or s3://..., none: beside DVC's remote"),
     ] = None,
+    form: Annotated[
+        Literal["speculators", "specforge"], typer.Option(help="export, import: whose files")
+    ] = "speculators",
+    codec: Annotated[str, typer.Option(help="export: bf16; fp8 for speculators")] = "bf16",
+    out: Annotated[Path | None, typer.Option(help="import: folder of the new store")] = None,
 ) -> None:
-    """Share the hidden states, of which DVC has the manifest only; what is there is not copied."""
+    """Share the hidden states, of which DVC has the manifest only; what is there is not copied.
+
+    export, import: to or from a folder that another trainer reads or wrote.
+    """
     import logging
 
     from eyas.desk.params import read_params
@@ -230,7 +239,12 @@ def store(
 
     logging.basicConfig(format="%(message)s")
     logging.getLogger("eyas").setLevel(logging.INFO)  # a line for each shard
-    address, options = states_remote(url)
+    if way in ("export", "import"):
+        from eyas.desk.peers import exchange
+
+        typer.echo(exchange(way, form, place, out, codec))
+        return
+    address, options = states_remote(place)
     folder = Path(read_params().knob("runtime", Runtime).store)
     move = sharing.push if way == "push" else sharing.pull
     moved = move(Path("data/hidden_states/manifest.json"), folder, address, options)

@@ -26,6 +26,11 @@ def decode(ids: Sequence[int]) -> str:
             [3, 1],
             "a character whose bytes are not whole, at token 2: sampled [9], rebuilt []",
         ),
+        (
+            [1, 2, 3, 9],
+            [12, 3],
+            "another spelling of the same text, at token 0: sampled [1, 2, 3, 9], rebuilt [12, 3]",
+        ),
         ([3, 1, 4], [3, 2, 4], "another text, at token 1: sampled [1, 4], rebuilt [2, 4]"),
         ([3], [3, 4], "another text, at token 1: sampled [], rebuilt [4]"),
         ([1] * 20, [2] * 20, f"another text, at token 0: sampled {[1] * 8}, rebuilt {[2] * 8}"),

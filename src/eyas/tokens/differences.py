@@ -18,13 +18,13 @@ def difference(
         (i for i, (a, b) in enumerate(zip(sampled, rebuilt, strict=False)) if a != b),
         min(len(sampled), len(rebuilt)),
     )
-    texts = decode(sampled), decode(rebuilt)
-    if texts[0] == texts[1]:
-        cause = "another spelling of the same text"
-    elif REPLACEMENT in texts[0]:
+    texts = [decode(ids).rstrip(REPLACEMENT) for ids in (sampled, rebuilt)]  # a cut character
+    if texts[0] != texts[1]:
+        cause = "another text"
+    elif start == len(rebuilt):
         cause = "a character whose bytes are not whole"
     else:
-        cause = "another text"
+        cause = "another spelling of the same text"
     ends = _stretch(sampled[start:], rebuilt[start:])
     sides = [
         f"{name} {list(ids[start : start + min(end, _SHOWN)])}"

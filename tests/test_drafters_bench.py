@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from eyas.drafter.config import DrafterConfig
 from eyas.drafter.packing import Document, number_replies
 
 NAMES = ("drafter_data", "drafter_runs", "drafters")
@@ -39,7 +39,13 @@ class InMemory:
 
 
 @pytest.fixture
-def data(bench: Any, llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def data(
+    bench: Any,
+    llama: Any,
+    llama_drafter_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
     """Replies of the random Llama, and greedy paths of it from two sources."""
     made, run_data = sys.modules["drafter_data"], {}
     monkeypatch.setattr(bench, "KEPT", tmp_path / "kept")
@@ -65,24 +71,7 @@ def data(bench: Any, llama: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         )
         for ids, aux_TLD, final_TD in run_data["train"]
     ]
-    config = DrafterConfig(
-        hidden_size=48,
-        target_hidden_size=48,
-        intermediate_size=64,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=97,
-        draft_vocab_size=97,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=1024,
-        aux_layers=(1, 3, 4),
-        target_name="random",
-        target_revision="0",
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    config = replace(llama_drafter_config, draft_vocab_size=97)
     head = SimpleNamespace(
         embed_VD=llama.get_input_embeddings().weight.detach(),
         norm_weight_D=llama.model.norm.weight.detach(),

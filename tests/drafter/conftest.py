@@ -117,29 +117,6 @@ def tiny(config: DrafterConfig) -> Tiny:
 
 
 @pytest.fixture(scope="session")
-def llama_drafter_config() -> DrafterConfig:
-    """Return the shape of a drafter for the random Llama of tests/conftest.py."""
-    return DrafterConfig(
-        hidden_size=48,
-        target_hidden_size=48,
-        intermediate_size=64,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=97,
-        draft_vocab_size=60,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=1024,
-        aux_layers=(1, 3, 4),
-        target_name="random",
-        target_revision="0",
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-
-
-@pytest.fixture(scope="session")
 def llama_drafter(llama_drafter_config: DrafterConfig) -> dict[str, Tensor]:
     """Return such a drafter's tensors, random, at sizes where all of them matter."""
     generator = torch.Generator().manual_seed(3)

@@ -1,5 +1,6 @@
 """A folder in which a drafter of the random target stands, ready to be exported."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,17 @@ ANSWER |= {"prompt_tokens": 4, "completion_tokens": 6, "cost_usd": 0.25}
 
 
 @pytest.fixture
-def drafter_home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def drafter_home(
+    llama_folder: Path,
+    llama_drafter_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     """Stand where target, drafter, its start and eight held-out prompts lie."""
     import torch
     from safetensors.torch import save_file
 
-    from eyas.drafter.config import DrafterConfig, save_config
+    from eyas.drafter.config import save_config
     from eyas.drafter.export import expected_shapes
     from eyas.files import write_json, write_jsonl
     from eyas.parquet import write_samples
@@ -29,24 +35,7 @@ def drafter_home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     for path in llama_folder.iterdir():
         (target / path.name).symlink_to(path)
     write_json(target / "eyas_target.json", {"name": "random", "revision": "r0"})
-    config = DrafterConfig(
-        hidden_size=48,
-        target_hidden_size=48,
-        intermediate_size=64,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=8,
-        vocab_size=97,
-        draft_vocab_size=60,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=1024,
-        aux_layers=(1, 3, 4),
-        target_name="random",
-        target_revision="r0",
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    config = replace(llama_drafter_config, target_revision="r0")
     drafter = tmp_path / "models/drafter"
     save_config(drafter / "config.json", config)
     used = torch.arange(0, 97)[:60] + torch.arange(60) // 2

@@ -181,6 +181,7 @@ class Extract:
     final_codec: str = "bf16"  # of the final state: fp32 | bf16 | fp8
     final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
     compute_dtype: str | None = None  # null: float32; sglang: the target's own
+    window_gb: float | None = None  # of shards at a time; null: all are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +273,7 @@ class ExtractRuntime:
     workers: int = 1  # processes that make shards at the same time; sglang: for each server
     servers: tuple[str, ...] = ()  # sglang: addresses
     patience_s: float = 600.0  # sglang: how long a server that is gone is waited for
+    keep_windows: bool = False  # with extract.window_gb: delete no shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

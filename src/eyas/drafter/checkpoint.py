@@ -18,14 +18,14 @@ from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_START = ("config", "feedback", "inference", "ridge", "vocabulary")
+_START = ("config", "feedback", "inference", "ridge", "start", "vocabulary")
 _STEP = ("attention", "head", "layers", "losses", "model", "packing", "ranks", "training", "unroll")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_drafter(path: Path, drafter: Drafter) -> None:
     """Write the weights and both vocabulary maps under the names that servers read."""
-    _save(path, {k: v.detach().contiguous() for k, v in drafter.state_dict().items()}, {})
+    save_tensors(path, {k: v.detach().contiguous() for k, v in drafter.state_dict().items()}, {})
 
 
 def load_drafter(path: Path, drafter: Drafter) -> None:
@@ -33,7 +33,7 @@ def load_drafter(path: Path, drafter: Drafter) -> None:
 
     Raises: EyasError unless file and drafter have the same keys, shapes and dtypes.
     """
-    tensors, _ = _load(path)
+    tensors, _ = load_tensors(path)
     own = drafter.state_dict()
     got = {k: (tuple(v.shape), v.dtype) for k, v in tensors.items()}
     expected = {k: (tuple(v.shape), v.dtype) for k, v in own.items()}
@@ -60,14 +60,14 @@ def save_checkpoint(
         tensors[f"weight/{name}"] = parameter.detach()
         for moment in _MOMENTS:
             tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment]
-    _save(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
+    save_tensors(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
 
 
 def load_checkpoint(
     path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer
 ) -> tuple[int, list[dict[str, Any]]]:
     """Fill drafter, optimizer and the random state; return the step and the curve so far."""
-    tensors, about = _load(path)
+    tensors, about = load_tensors(path)
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.copy_(tensors[f"weight/{name}"])
@@ -90,12 +90,17 @@ def digest_of(settings: Mapping[str, Any], files: Mapping[str, Path]) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _save(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
+    """Write tensors and words, atomically."""
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt", **about})
 
 
-def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what `save_tensors` wrote.
+
+    Raises: EyasError if the file is not readable.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())

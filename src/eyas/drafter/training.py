@@ -15,7 +15,7 @@ Legend: V target vocabulary, N draft vocabulary, D hidden size, L aux layers.
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -77,7 +77,7 @@ class Run:
             head_ND=corpus.head_ND.to(self.device, dtype),
             aux_scale_LD=corpus.aux_scale_LD.to(self.device),
         )
-        self.plan = plan_run(corpus.train.lengths, settings)
+        self.plan = plan_run(corpus.train.lengths, settings, corpus.train.windows)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
@@ -95,6 +95,7 @@ class Run:
         any of them. Loss and tally are of all ranks, gradients of this one.
         """
         tokens = sum(packer.lengths[index] for index in documents)
+        packer.enter(documents[0])
         mine = ranks.share(documents, packer.lengths)
         parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
         packs = [packer.pack(part) for part in parts]
@@ -127,6 +128,11 @@ class Run:
         embed_TD = corpus.embed_VD[pack.input_ids_T]
         recompute = self.settings.recompute
         return pack_loss(self.drafter, pack, embed_TD, corpus.head_ND, weights, recompute=recompute)
+
+    def leaves_window(self, step: int) -> bool:
+        """Tell whether a step, which is not the first, reads another window than the last."""
+        before, now = (self.plan[number][1][0] for number in (step - 1, step))
+        return self.corpus.train.windows[before] != self.corpus.train.windows[now]
 
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""
@@ -197,7 +203,8 @@ def train(
         last = step == len(run.plan)
         if last or run.plan[step][0] != row["epoch"]:
             curve += run.validate(step, row["epoch"])
-        if ranks.leads() and (last or time.monotonic() - saved_s >= saving.every_s):
+        due = last or run.leaves_window(step) or time.monotonic() - saved_s >= saving.every_s
+        if ranks.leads() and due:
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
@@ -217,7 +224,9 @@ def dtype_of(settings: Train) -> torch.dtype:
     return getattr(torch, settings.dtype)
 
 
-def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]:
+def plan_run(
+    lengths: list[int], settings: Train, windows: Sequence[int] = ()
+) -> list[tuple[int, list[int]]]:
     """Return (epoch, document indices) of every optimiser step, each epoch in its own order.
 
     Raises: EyasError if there are no documents.
@@ -230,7 +239,9 @@ def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]
     return [
         (epoch, documents)
         for epoch in range(1, settings.epochs + 1)
-        for documents in plan_epoch(lengths, settings.tokens_per_step, settings.seed + epoch)
+        for documents in plan_epoch(
+            lengths, settings.tokens_per_step, settings.seed + epoch, windows
+        )
     ]
 
 

@@ -55,6 +55,12 @@ def store_key(
     return hashlib.sha256(canonical_json(made_of)).hexdigest()[:_KEY_DIGITS]
 
 
+def samples_digest(samples: Sequence[Sample]) -> str:
+    """Return the sha256 of samples with their replies."""
+    rows = [_identity(sample, SUPERVISED) for sample in samples]
+    return hashlib.sha256(canonical_json(rows)).hexdigest()
+
+
 def without_defaults(record: Any) -> dict[str, Any]:
     """Return a dataclass as a dict, without the fields that have their default."""
     kept = {
@@ -66,7 +72,10 @@ def without_defaults(record: Any) -> dict[str, Any]:
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
-    """Cut samples, in order, into runs of at most `shard_tokens` tokens; a longer one is alone."""
+    """Cut samples, in order, into runs of at most `shard_tokens` tokens; a longer one is alone.
+
+    Shards are cut into windows by the same rule, in bytes.
+    """
     runs: list[range] = []
     start = used = 0
     for row, length in enumerate(lengths):

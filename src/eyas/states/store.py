@@ -71,6 +71,7 @@ class Manifest:
     meta: StoreMeta
     shards: tuple[Shard, ...]
     samples: tuple[StoredSample, ...]
+    windows: dict[str, Any] | None = None  # Job.window_plan; the rest is then validation alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,10 @@ class Store:
             final_TD=self._final(file, entry),
         )
 
+    def close(self) -> None:
+        """Let go of all files, so that a deleted one gives its room back; read opens them anew."""
+        self._open.clear()
+
     def _final(self, file: Any, entry: StoredSample) -> torch.Tensor:
         positions_R = final_positions(self._layout, entry.length, entry.spans)
         rows = _rows(self._final_offsets[entry.id], len(positions_R))
@@ -164,7 +169,8 @@ def open_store(manifest: Path, folder: Path) -> Store:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the index; equal stores give equal bytes."""
     meta = without_defaults(manifest.meta)
-    write_json(path, {"format": FORMAT, **dataclasses.asdict(manifest), "meta": meta})
+    value = {k: v for k, v in dataclasses.asdict(manifest).items() if v is not None}
+    write_json(path, {"format": FORMAT, **value, "meta": meta})
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -181,6 +187,7 @@ def read_manifest(path: Path) -> Manifest:
             meta=dataclasses.replace(meta, layers=tuple(meta.layers)),
             shards=tuple(Shard(**shard) for shard in value["shards"]),
             samples=tuple(_sample(sample) for sample in value["samples"]),
+            windows=value.get("windows"),
         )
     except (KeyError, TypeError) as error:
         raise EyasError(f"{path}: not a manifest ({error})", hint=_WITHOUT_INDEX) from None

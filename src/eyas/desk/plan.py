@@ -169,11 +169,9 @@ def _states_line(plan: ProjectPlan) -> str:
     size = words.size(plan.tokens[1] * plan.state_bytes_per_token)
     speed = plan.extract_tokens_per_s
     time = words.seconds(plan.captures * plan.tokens[1] / speed) if speed else "unmeasured"
-    turns = f"at most {plan.window_gb:g} GB of them at a time, captured {plan.captures} times; "
-    return (
-        f"hidden states of the new tokens: {size}; {turns if plan.window_gb else ''}"
-        f"extraction: {time} at this machine's rate"
-    )
+    if plan.window_gb:
+        size += f"; at most {plan.window_gb:g} GB at a time, captured {plan.captures} times"
+    return f"hidden states of the new tokens: {size}; extraction: {time} at this machine's rate"
 
 
 def _plan_set(

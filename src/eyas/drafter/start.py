@@ -37,13 +37,15 @@ class Material:
 def prepare_start(drafter: Drafter, material: Material, settings: Train, folder: Path) -> Tensor:
     """Fill the drafter with its start, and return the scale of aux states, [L, D]."""
     start, scale = (folder / f"{name}.safetensors" for name in ("start", "scale"))
+    known = load_tensors(scale)[0] if scale.is_file() else {}
+    scale_LD = known["aux_scale_LD"] if known else aux_scale(material.documents)
+    if ranks.leads() and not known:
+        save_tensors(scale, {"aux_scale_LD": scale_LD}, {})
     if start.is_file():
         load_drafter(start, drafter)
-        return load_tensors(scale)[0]["aux_scale_LD"]
-    scale_LD = aux_scale(material.documents)
+        return scale_LD
     build_start(drafter, material, settings, folder / "equations.safetensors")
     if ranks.leads():
-        save_tensors(scale, {"aux_scale_LD": scale_LD}, {})
         save_drafter(start, drafter)
     return scale_LD
 

@@ -20,7 +20,6 @@ from eyas.desk.token_bar import token_bar
 from eyas.desk.workers import alongside
 from eyas.errors import EyasError
 from eyas.files import read_json
-from eyas.records import canonical_json
 from eyas.settings import Extract, Runtime
 from eyas.states import shards
 from eyas.states.capturing import about_target, keep, read_job, run_worker
@@ -89,10 +88,12 @@ def taking_turns(
     if manifest.windows is None:
         yield None
         return
-    settings = fill(Extract, manifest.windows["settings"], f"{path}: windows.settings")
-    job = read_job(settings, Path(runtime.store), manifest.meta.key)
-    if canonical_json(job.window_plan()) != canonical_json(manifest.windows):
-        raise EyasError(f"{path}: its windows are of another mixture", hint="re-run extract")
+    job = read_job(fill(Extract, manifest.windows, f"{path}: windows"), Path(runtime.store))
+    if (key := job.folder.name) != manifest.meta.key:
+        raise EyasError(
+            f"{path}: expected windows of {key}, this mixture and target, got {manifest.meta.key}",
+            hint="re-run extract",
+        )
     with alone(job) if leads else contextlib.nullcontext():
         yield Windows(job, runtime, "train")
 

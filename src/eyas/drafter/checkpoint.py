@@ -1,10 +1,10 @@
 """Drafter weights and training state on disk: safetensors only, atomic.
 
-Reads, writes: models/drafter/*.safetensors, var/checkpoints/<digest>/checkpoint.safetensors.
+Reads, writes: models/drafter/*.safetensors, var/checkpoints/<digest>/*.safetensors.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
+from eyas.drafter import ranks
 from eyas.drafter.model import Drafter
 from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_START = ("config", "feedback", "inference", "ridge", "start", "vocabulary")
+_START = ("config", "feedback", "inference", "ridge", "vocabulary")
 _STEP = ("attention", "head", "layers", "losses", "model", "packing", "ranks", "training", "unroll")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -77,6 +79,27 @@ def load_checkpoint(
             )
     torch.set_rng_state(tensors["rng"])
     return int(about["step"]), orjson.loads(about["curve"])
+
+
+def keep_start(
+    folder: Path, drafter: Drafter, measure: Callable[[], Tensor], build: Callable[[], None]
+) -> Tensor:
+    """Fill the drafter with its start, and return the scale of aux states.
+
+    Each is made once in a run, which may be killed: it takes a pass over all states.
+    """
+    start, scale = (folder / f"{name}.safetensors" for name in ("start", "scale"))
+    known = load_tensors(scale)[0] if scale.is_file() else {}
+    scale_LD = known["aux_scale_LD"] if known else measure()
+    if ranks.leads() and not known:
+        save_tensors(scale, {"aux_scale_LD": scale_LD}, {})
+    if start.is_file():
+        load_drafter(start, drafter)
+        return scale_LD
+    build()
+    if ranks.leads():
+        save_drafter(start, drafter)
+    return scale_LD
 
 
 def digest_of(settings: Mapping[str, Any], files: Mapping[str, Path]) -> str:

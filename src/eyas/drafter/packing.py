@@ -143,8 +143,9 @@ def aux_scale(documents: Documents) -> Tensor:
             break
     if not rows or not torch.isfinite(squares_LD).all():
         raise EyasError(
-            f"hidden states: expected finite aux states, got inf or NaN in {rows} rows",
-            hint="re-run extract",
+            "hidden states: expected finite aux states, got "
+            f"{f'inf or NaN in {rows} rows' if rows else 'none: no sample has a supervised token'}",
+            hint="re-run extract; of none, see the reject reasons of validate",
         )
     rms_LD = (squares_LD / rows).sqrt().clamp(min=1e-6)
     return rms_LD.log2().round().exp2().float()

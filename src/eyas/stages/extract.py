@@ -19,7 +19,7 @@ from eyas.desk.stage import CONF, Report, run_stage
 from eyas.desk.turns import Windows, alone, make_missing
 from eyas.files import read_json
 from eyas.settings import Extract, Runtime
-from eyas.states import store
+from eyas.states import shards, store
 from eyas.states.capturing import (
     CHECKED,
     MIXTURE,
@@ -52,7 +52,7 @@ def work(params: Params) -> Report:
         if not (job.folder / CHECKED).is_file():
             check_teacher(job, make_backend(job, runtime, None), 0)
     manifest = build_manifest(job, about_target(), job.kept)
-    windows = job.window_plan() if job.windows else None
+    windows = shards.without_defaults(job.settings) if job.windows else None
     store.write_manifest(MANIFEST, dataclasses.replace(manifest, windows=windows))
     passing = [number for window in job.windows for number in window]
     size = sum(s.size_bytes for s in manifest.shards) + sum(map(job.size_bytes, passing))

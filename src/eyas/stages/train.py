@@ -26,12 +26,13 @@ from eyas.desk.stage import CONF, Report, run_beside, run_stage
 from eyas.desk.turns import Windows, taking_turns
 from eyas.desk.workers import end_with_parent
 from eyas.drafter import ranks
-from eyas.drafter.checkpoint import digest_of, save_drafter
+from eyas.drafter.checkpoint import digest_of, keep_start, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
-from eyas.drafter.model import Drafter
-from eyas.drafter.packing import Document, Packer, number_replies, predictions
-from eyas.drafter.progress import reporting
-from eyas.drafter.start import Material, prepare_start
+from eyas.drafter.feedback import refine
+from eyas.drafter.model import Drafter, random_start
+from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
+from eyas.drafter.progress import reporting, summarise
+from eyas.drafter.ridge import ridge_start, sum_equations
 from eyas.drafter.training import Corpus, Row, Saving, dtype_of, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
@@ -153,7 +154,13 @@ def train_together(params: Params, inputs: Inputs) -> Report:
     t2d_V = choose_vocabulary(counts_V, config.draft_vocab_size, forced)
     drafter = Drafter(config, t2d_V)
     checkpoint = CHECKPOINTS / digest_of(*identity(inputs)) / "checkpoint.safetensors"
-    scale_LD = prepare_start(drafter, material(inputs), inputs.settings, checkpoint.parent)
+    folder = checkpoint.parent
+    scale_LD = keep_start(
+        folder,
+        drafter,
+        lambda: aux_scale(inputs.train),
+        lambda: build_start(drafter, inputs, folder / "equations.safetensors"),
+    )
     if ranks.leads():
         OUT.mkdir(parents=True, exist_ok=True)
         save_config(OUT / "config.json", drafter.config)
@@ -181,7 +188,8 @@ def train_together(params: Params, inputs: Inputs) -> Report:
     }
     if turns := inputs.turns:
         costs |= {"captured_tokens": turns.tokens, "capture_s": round(turns.wall_s, 1)}
-    facts = summarise(inputs, curve, coverage(counts_V, t2d_V))
+    replies, ttt_steps = inputs.train.replies, inputs.settings.ttt_steps
+    facts = summarise(replies, ttt_steps, curve, coverage(counts_V, t2d_V))
     if ranks.leads():
         save_drafter(OUT / "drafter.safetensors", drafter)
         write_jsonl(OUT / "curves.jsonl", curve)
@@ -194,7 +202,7 @@ def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> I
     """Read settings, mixture and target head, and refuse what does not belong together."""
     check_target(store)
     samples = {name: list(read_samples(MIXTURE / f"{name}.parquet")) for name in ("train", "val")}
-    for sample in samples["val"] + ([] if turns else samples["train"]):
+    for sample in ([] if turns else samples["train"]) + samples["val"]:
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
         got = store.entries[sample.id].spans
@@ -246,17 +254,25 @@ def build_config(inputs: Inputs) -> DrafterConfig:
     )
 
 
-def material(inputs: Inputs) -> Material:
-    """Return what the start is made of."""
-    head = inputs.head
-    return Material(
-        documents=inputs.train,
-        windows=inputs.train.windows,
-        embed_VD=head.embed_VD,
+def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
+    """Fill the drafter as train.start says; sums over windows are kept at `sums` meanwhile."""
+    settings, head, seed = inputs.settings, inputs.head, inputs.settings.seed
+    if settings.start == "random":
+        random_start(drafter, seed)
+        return
+    if settings.start != "ridge":
+        raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
+    states = (inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
+    ridge_start(
+        drafter,
+        sum_equations(*states, windows=inputs.train.windows, path=sums),
+        strength=settings.ridge_strength,
+        norm_scale=settings.norm_scale,
         norm_weight_D=head.norm_weight_D,
-        norm_eps=head.norm_eps,
-        lm_head_VD=head.lm_head_VD,
+        head_ND=head.lm_head_VD[drafter.t2d],
+        seed=seed,
     )
+    refine(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
 
 
 def build_corpus(drafter: Drafter, inputs: Inputs, aux_scale_LD: Tensor) -> Corpus:
@@ -290,29 +306,6 @@ def identity(inputs: Inputs) -> tuple[dict[str, object], dict[str, Path]]:
         "target": TARGET / SIDECAR,
     }
     return settings, files
-
-
-def summarise(inputs: Inputs, curve: Sequence[Row], vocabulary_coverage: float) -> dict[str, float]:
-    """Return the run in numbers; equal inputs give equal ones."""
-    steps = [row for row in curve if row["split"] == "train"]
-    checks = [row for row in curve if row["split"] == "val"]
-    last = checks[-1] if checks else steps[-1]
-    facts: dict[str, float] = {
-        "documents": len(inputs.train.lengths),
-        "tokens": sum(inputs.train.lengths),
-        "predictions": sum(len(predictions(reply_T)) for reply_T in inputs.train.replies),
-        "steps": len(steps),
-        "ttt_steps": inputs.settings.ttt_steps,
-        "vocabulary_coverage": round(vocabulary_coverage, 5),
-        "loss_last": round(steps[-1]["loss"], 5),
-    }
-    figures = {k: round(v, 5) for k, v in last.items() if k not in ("split", "step", "epoch", "lr")}
-    name = "val" if checks else "train"
-    facts |= {f"{name}_{key}": value for key, value in figures.items()}
-    if checks:
-        key = "simulated_acceptance_length"
-        facts[f"val_{key}_at_start"] = round(checks[0][key], 5)
-    return facts
 
 
 def build_report(

@@ -10,14 +10,7 @@ from eyas.files import read_json
 from eyas.records import Sample
 from eyas.settings import Extract
 from eyas.states.layout import Layout, num_final_rows
-from eyas.states.shards import (
-    Shard,
-    is_there,
-    plan_shards,
-    samples_digest,
-    shard_path,
-    without_defaults,
-)
+from eyas.states.shards import Shard, is_there, plan_shards, shard_path
 from eyas.states.size import bytes_per_token
 from eyas.states.store import POST_NORM, Manifest, StoredSample, StoreMeta
 
@@ -79,14 +72,6 @@ class Job:
             for number in shards
             for _ in self.runs[number]
         ]
-
-    def window_plan(self) -> dict[str, Any]:
-        """Return what the manifest says of windows: enough to make their shards again."""
-        return {
-            "settings": without_defaults(self.settings),
-            "shards": [len(window) for window in self.windows],
-            "samples_sha256": samples_digest(self.samples),
-        }
 
     def is_there(self, number: int) -> bool:
         """Tell whether a shard is finished."""

@@ -55,12 +55,6 @@ def store_key(
     return hashlib.sha256(canonical_json(made_of)).hexdigest()[:_KEY_DIGITS]
 
 
-def samples_digest(samples: Sequence[Sample]) -> str:
-    """Return the sha256 of samples with their replies."""
-    rows = [_identity(sample, SUPERVISED) for sample in samples]
-    return hashlib.sha256(canonical_json(rows)).hexdigest()
-
-
 def without_defaults(record: Any) -> dict[str, Any]:
     """Return a dataclass as a dict, without the fields that have their default."""
     kept = {

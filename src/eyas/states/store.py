@@ -71,7 +71,7 @@ class Manifest:
     meta: StoreMeta
     shards: tuple[Shard, ...]
     samples: tuple[StoredSample, ...]
-    windows: dict[str, Any] | None = None  # Job.window_plan; the rest is then validation alone
+    windows: dict[str, Any] | None = None  # options of extract; the rest is then validation alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

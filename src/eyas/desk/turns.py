@@ -64,7 +64,7 @@ class Windows:
         shards.check_space(job.folder, most_bytes - job.disk_bytes(there))
         doing = f"captures window {window + 1} of {len(job.windows)}"
         made = make_missing(job, self._runtime, wanted, self._stage, doing)
-        check_again(job, made.shards)
+        check_again(job, wanted)
         self.tokens += sum(map(job.tokens, made.shards))
         self.wall_s += made.wall_s
         return made
@@ -129,12 +129,12 @@ def clear(job: Job, wanted: Sequence[int]) -> None:
             path.unlink()
 
 
-def check_again(job: Job, made: Sequence[int]) -> None:
+def check_again(job: Job, there: Sequence[int]) -> None:
     """Compare shards with what was noted of them when they were deleted.
 
     Raises: EyasError if one differs; the sglang backend, which promises no equal bytes, only warns.
     """
-    for number in made:
+    for number in there:
         path = job.path(number)
         if not (note := path.with_suffix(SEEN)).is_file():
             continue

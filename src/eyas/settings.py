@@ -184,14 +184,26 @@ class Extract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mla:
+    """Latent attention, for `drafter.family: eagle3_mla`; null takes the target's."""
+
+    q_lora_rank: int | None = None  # a target without one: a plain q_proj, which SGLang refuses
+    kv_lora_rank: int | None = None  # of keys and values together: what a server caches
+    qk_nope_head_dim: int | None = None  # of a query or key, without position
+    qk_rope_head_dim: int | None = None  # of a query or key, rotated; one key for all heads
+    v_head_dim: int | None = None  # of a value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
     """The shape of the drafter; null takes the target's."""
 
-    family: str  # eagle3
+    family: str  # eagle3 | eagle3_mla: the layer is Llama's, or has DeepSeek's latent attention
     draft_vocab_size: int  # at most so many target tokens; a smaller target's whole vocabulary
     num_attention_heads: int | None  # null: the target's
     num_key_value_heads: int | None  # null: the target's
     intermediate_size: int | None  # null: the target's
+    mla: Mla = Mla()  # eagle3_mla: its sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ from eyas.desk.workers import end_with_parent
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import digest_of, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
+from eyas.drafter.families import FAMILIES
 from eyas.drafter.feedback import refine
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
@@ -212,8 +213,9 @@ def build_config(inputs: Inputs) -> DrafterConfig:
     Raises: EyasError if drafter.family is unknown or the shape is impossible.
     """
     meta = inputs.store.meta
-    if inputs.shape.family != "eagle3":
-        raise EyasError(f"drafter.family: expected eagle3, got '{inputs.shape.family}'")
+    if inputs.shape.family not in FAMILIES:
+        known = " | ".join(FAMILIES)
+        raise EyasError(f"drafter.family: expected {known}, got '{inputs.shape.family}'")
     return make_config(
         inputs.shape,
         inputs.head.config,

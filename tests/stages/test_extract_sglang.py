@@ -400,7 +400,11 @@ def test_a_server_that_cannot_tell_its_fault_goes_on(
         shard = shard_path(tmp_path / "0a", number)
         row = handover.PlannedRow(id="s", length=2, spans=())
         plan = handover.ShardPlan(
-            attempt="b", layers=(1,), hidden_size=4, layout=("bf16", "bf16", "all"), rows=(row,)
+            attempt="b",
+            layers=(1,),
+            hidden_size=4,
+            layout=("bf16", "bf16", "all", None, 1),
+            rows=(row,),
         )
         write_plan(shard, plan)
         states = Captured(aux_TLD=torch.ones(2, 1, 4), final_TD=torch.ones(2, 4))

@@ -11,7 +11,7 @@ from eyas.states.layout import (
     layout_of_labels,
     make_layout,
     num_final_rows,
-    scatter_final,
+    scatter_rows,
 )
 
 ALL = make_layout("bf16", "bf16", "all")
@@ -48,10 +48,10 @@ def test_every_row_that_the_loss_reads_is_kept(cuts: list[int], truncated: bool)
 
 
 def test_rows_that_are_not_kept_come_back_as_nan() -> None:
-    final_TD = scatter_final(torch.ones(2, 3), torch.tensor([1, 4]), 6)
+    final_TD = scatter_rows(torch.ones(2, 3), torch.tensor([1, 4]), 6)
     assert final_TD.isnan().all(1).tolist() == [True, False, True, True, False, True]
     assert torch.equal(final_TD[[1, 4]], torch.ones(2, 3))
-    assert scatter_final(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64), 2).isnan().all()
+    assert scatter_rows(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64), 2).isnan().all()
 
 
 def test_tensors_of_a_shard_by_hand() -> None:

@@ -62,7 +62,7 @@ def pack_loss(
     """
     steps = len(weights)
     layout = build_layout(pack.predictions_P, pack.lengths, steps)
-    labels = _labels(pack, layout, embed_TD, head_ND, weights)
+    labels = _labels(pack, layout, embed_TD, head_ND, weights, drafter.t2d)
     aux_TLD = pack.aux_TLD.to(embed_TD.dtype)
     outputs = drafter.unroll(embed_TD, aux_TLD, layout, steps, recompute=recompute)
     settings = (drafter.config.rms_norm_eps, torch.is_grad_enabled())
@@ -72,19 +72,21 @@ def pack_loss(
 
 
 def _labels(
-    pack: Pack, layout: Layout, embed_TD: Tensor, head_ND: Tensor, weights: tuple[float, ...]
+    pack: Pack,
+    layout: Layout,
+    embed_TD: Tensor,
+    head_ND: Tensor,
+    weights: tuple[float, ...],
+    t2d_V: Tensor,
 ) -> Labels:
     trained_C = pack.predictions_P[pack.in_vocab_P]
     wide = torch.float64 if embed_TD.dtype == torch.float64 else torch.float32
-    final_CD, head_ND = (x.to(embed_TD.dtype) for x in (pack.final_TD[trained_C], head_ND))
-    teacher_CN = torch.empty(len(trained_C), len(head_ND), dtype=wide, device=embed_TD.device)
-    favourites = []
-    for teacher, final in zip(
-        teacher_CN.split(_TEACHER_ROWS), final_CD.split(_TEACHER_ROWS), strict=True
-    ):
-        logits = final @ head_ND.T
-        favourites.append(logits.argmax(-1))
-        torch.softmax(logits.to(wide), -1, out=teacher)
+    if pack.top_ids_TK is not None and pack.top_logprobs_TK is not None:
+        logprobs_CK = pack.top_logprobs_TK[trained_C].to(wide)
+        teacher_CN, favourite_C = stored_teacher(pack.top_ids_TK[trained_C], logprobs_CK, t2d_V)
+    else:
+        final_CD, head_ND = (x.to(embed_TD.dtype) for x in (pack.final_TD[trained_C], head_ND))
+        teacher_CN, favourite_C = _computed_teacher(final_CD, head_ND, wide)
     exists_SC = torch.stack(
         [rows_at(trained_C, layout.position_T, k)[1] for k in range(len(weights))]
     )
@@ -92,11 +94,41 @@ def _labels(
     rows_SC = torch.searchsorted(layout.active_A, (trained_C - back_S1).clamp(min=0))
     return Labels(
         teacher_CN=teacher_CN,
-        favourite_C=torch.cat(favourites),
+        favourite_C=favourite_C,
         rows_SC=rows_SC.clamp(max=len(layout.active_A) - 1),
         exists_SC=exists_SC,
         weights=weights,
     )
+
+
+def _computed_teacher(
+    final_CD: Tensor, head_ND: Tensor, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    teacher_CN = torch.empty(len(final_CD), len(head_ND), dtype=wide, device=final_CD.device)
+    favourites = []
+    for teacher, final in zip(
+        teacher_CN.split(_TEACHER_ROWS), final_CD.split(_TEACHER_ROWS), strict=True
+    ):
+        logits = final @ head_ND.T
+        favourites.append(logits.argmax(-1))
+        torch.softmax(logits.to(wide), -1, out=teacher)
+    return teacher_CN, torch.cat(favourites)
+
+
+def stored_teacher(ids_CK: Tensor, logprobs_CK: Tensor, t2d_V: Tensor) -> tuple[Tensor, Tensor]:
+    """Return teacher [C, N] and favourite [C] by the K likeliest tokens of the whole vocabulary.
+
+    Those in the draft vocabulary have together m, and all that are not stored, the tail, r: of it
+    lies in the draft vocabulary some share of which nothing is known. The teacher is what is known
+    over m, and no other token is taught: at most r / (m + r) of its mass lies elsewhere than in the
+    exact one, which is what the tail would have if all of it were in the draft vocabulary.
+    """
+    ids_CK = ids_CK.long()
+    shares_CK = logprobs_CK.exp() * t2d_V[ids_CK]
+    places_CK = (t2d_V.cumsum(0) - 1)[ids_CK].clamp(min=0)
+    teacher_CN = shares_CK.new_zeros(len(ids_CK), int(t2d_V.sum()))
+    teacher_CN.scatter_add_(1, places_CK, shares_CK / shares_CK.sum(1, keepdim=True))
+    return teacher_CN, places_CK[:, 0]
 
 
 def _tally(result: Result, labels: Labels, pack: Pack, layout: Layout) -> Tally:

@@ -10,7 +10,8 @@ named by the position p = t+1+k of the token it reads: that p belongs to row p-1
     p = 3 (b->E): row 2 at step 0, row 1 at step 1      state of H, token a sampled in the prefill
     p = 4 (E->U): never counts: U was not predicted by the target
 
-Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that count.
+Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that count,
+K likeliest tokens that a store keeps in the final state's place.
 Source: EAGLE-3, arXiv 2503.01840, section 3; SpecForge#885 for the off-by-one this avoids.
 """
 
@@ -37,6 +38,8 @@ class Document:
     reply_T: Tensor
     aux_TLD: Tensor
     final_TD: Tensor  # after the target's last norm: what feeds lm_head; NaN where not kept
+    top_ids_TK: Tensor | None = None  # the K likeliest next tokens; -1 where not kept
+    top_logprobs_TK: Tensor | None = None  # of the whole vocabulary; NaN where not kept
 
 
 class Documents(Protocol):
@@ -62,6 +65,8 @@ class Pack:
     predictions_P: Tensor  # ascending positions p in the row
     in_vocab_P: Tensor  # bool: the target's favourite there is in the draft vocabulary
     lengths: tuple[int, ...]
+    top_ids_TK: Tensor | None = None
+    top_logprobs_TK: Tensor | None = None
 
     def to(self, device: torch.device) -> "Pack":
         """Return the pack on a device."""
@@ -159,8 +164,13 @@ class Packer:
         for index, document in zip(indices, documents, strict=True):
             found = predictions(document.reply_T)
             if index not in self._in_vocab:
-                favourites = self._favourites(document.final_TD[found])
-                self._in_vocab[index] = self._t2d_V[favourites]
+                top_TK = document.top_ids_TK
+                known = (
+                    self._favourites(document.final_TD[found])
+                    if top_TK is None
+                    else top_TK[found, 0]
+                )
+                self._in_vocab[index] = self._t2d_V[known.long()]
             predictions_P.append(found + start)
             in_vocab_P.append(self._in_vocab[index])
             start += len(document.input_ids_T)
@@ -171,4 +181,12 @@ class Packer:
             predictions_P=torch.cat(predictions_P),
             in_vocab_P=torch.cat(in_vocab_P),
             lengths=tuple(len(d.input_ids_T) for d in documents),
+            top_ids_TK=_joined([d.top_ids_TK for d in documents]),
+            top_logprobs_TK=_joined([d.top_logprobs_TK for d in documents]),
         )
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the parts end to end; None where the store has no such thing."""
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None

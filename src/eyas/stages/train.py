@@ -40,7 +40,7 @@ from eyas.records import Sample
 from eyas.settings import Drafter as DrafterSettings
 from eyas.settings import Runtime, Train
 from eyas.states.folder import SIDECAR
-from eyas.states.layout import SUPERVISED
+from eyas.states.layout import ALL
 from eyas.states.store import POST_NORM, Store, open_store
 from eyas.states.target import TargetHead, load_head
 from eyas.tokens.codecs import load_codec
@@ -82,6 +82,8 @@ class StoredDocuments:
             reply_T=self.replies[index],
             aux_TLD=states.aux_TLD,
             final_TD=states.final_TD,
+            top_ids_TK=states.top_ids_TK,
+            top_logprobs_TK=states.top_logprobs_TK,
         )
 
 
@@ -176,7 +178,8 @@ def read_inputs(params: Params, folder: Path) -> Inputs:
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
         got = store.entries[sample.id].spans
-        if store.meta.final_rows == SUPERVISED and got != sample.spans:
+        by_replies = store.meta.final_rows != ALL or store.meta.teacher_k
+        if by_replies and got != sample.spans:
             raise EyasError(
                 f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
                 hint="re-run extract",

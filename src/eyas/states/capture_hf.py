@@ -20,6 +20,7 @@ from eyas.states.job import Job
 from eyas.states.layout import Captured
 from eyas.states.shards import write_shard
 from eyas.states.target import load_model
+from eyas.states.teacher import favourites
 
 _PAD = 0  # behind the row's end, where no real token attends
 
@@ -42,13 +43,16 @@ class Transformers:
             found.update(zip(group, capture(self._model, ids, job.layers), strict=True))
             advance(sum(map(len, ids)))
         captured = time.monotonic()
-        write_shard(path, samples, [found[row] for row in range(len(samples))], job.layout)
+        states = [found[row] for row in range(len(samples))]
+        write_shard(path, samples, states, job.layout, self._model.lm_head.weight)
         self.seconds["compute"] += captured - started
         self.seconds["write"] += time.monotonic() - captured
 
-    def agreement(self, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
-        """Count where lm_head over the states picks what the target picks; and the places."""
-        return argmax_agreement(self._model, ids, final_TD)
+    def agreement(
+        self, ids: Sequence[int], final_TD: torch.Tensor, top_ids_TK: torch.Tensor | None
+    ) -> tuple[int, int]:
+        """Count where what is stored picks what the target picks; and the places."""
+        return argmax_agreement(self._model, ids, final_TD, top_ids_TK)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
@@ -95,16 +99,19 @@ def capture(model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]) ->
 
 
 @torch.inference_mode()
-def argmax_agreement(model: Any, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
-    """Count the positions where lm_head over the states picks what the target picks.
+def argmax_agreement(
+    model: Any,
+    ids: Sequence[int],
+    final_TD: torch.Tensor,
+    top_ids_TK: torch.Tensor | None = None,
+) -> tuple[int, int]:
+    """Count the positions where what is stored, teacher or state, picks what the target picks.
 
-    Returns that number, and the number of positions; those whose states are NaN are left out.
+    Returns that number, and the number of positions; those of which nothing is kept are left out.
     """
     own_TV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-    kept_T = ~final_TD.isnan().all(-1)
-    ours_RV = torch.nn.functional.linear(final_TD[kept_T].to(own_TV.dtype), model.lm_head.weight)
-    same_R = own_TV[kept_T].argmax(-1) == ours_RV.argmax(-1)
-    return int(same_R.sum()), len(same_R)
+    ours_T = favourites(final_TD, top_ids_TK, model.lm_head.weight)
+    return int((own_TV.argmax(-1) == ours_T).sum()), int((ours_T >= 0).sum())
 
 
 @contextlib.contextmanager

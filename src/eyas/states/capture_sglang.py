@@ -26,11 +26,20 @@ from safetensors import safe_open
 from eyas.errors import EyasError
 from eyas.records import Sample
 from eyas.states.capture_hf import batches
-from eyas.states.handover import PLAN, fault_path, plan_of, request_id, write_plan
+from eyas.states.handover import (
+    PLAN,
+    fault_path,
+    head_path,
+    plan_of,
+    request_id,
+    write_head,
+    write_plan,
+)
 from eyas.states.job import Job
 from eyas.states.sglang_plugin import VERSIONS
 from eyas.states.shards import is_there
 from eyas.states.target import load_head
+from eyas.states.teacher import favourites
 
 # How a model class of SGLang reads explicit layer ids (set_eagle3_layers_to_capture), by the
 # model_type in config.json: the output of layer i has the id i; or that holds if the first is 1,
@@ -85,10 +94,12 @@ class SGLang:
                 self._await_server()
         return self._attempt(path, samples, advance)
 
-    def agreement(self, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
-        """Count where lm_head over the states picks the server's own favourite; and the places.
+    def agreement(
+        self, ids: Sequence[int], final_TD: torch.Tensor, top_ids_TK: torch.Tensor | None
+    ) -> tuple[int, int]:
+        """Count where what is stored picks the server's own favourite; and the places.
 
-        Places whose state is NaN are left out.
+        Places of which nothing is kept are left out.
         """
         body = {"input_ids": list(ids), "sampling_params": _GREEDY}
         body |= {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
@@ -98,10 +109,8 @@ class SGLang:
         own_T = torch.tensor([entry[0][1] for entry in found])
         if len(own_T) != len(ids):
             raise EyasError(f"{self.url}: expected {len(ids)} log-probabilities, got {len(own_T)}")
-        kept_T = ~final_TD.isnan().all(-1)
-        ours_RV = final_TD[kept_T].to(self._lm_head.dtype) @ self._lm_head.T
-        same_R = own_T[kept_T] == ours_RV.argmax(-1)
-        return int(same_R.sum()), len(same_R)
+        ours_T = favourites(final_TD, top_ids_TK, self._lm_head)
+        return int((own_T == ours_T).sum()), int((ours_T >= 0).sum())
 
     @functools.cached_property
     def _lm_head(self) -> torch.Tensor:
@@ -111,6 +120,8 @@ class SGLang:
         self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
     ) -> None:
         attempt, started = secrets.token_hex(4), time.monotonic()
+        if self._job.layout.teacher_k and not head_path(path).is_file():
+            write_head(path, self._lm_head)
         write_plan(path, plan_of(self._job, attempt, samples))
         batch_tokens = self._job.settings.batch_tokens
         groups = batches([len(s.input_ids) for s in samples], batch_tokens)

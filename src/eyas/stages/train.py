@@ -51,6 +51,7 @@ MANIFEST = Path("data/hidden_states/manifest.json")
 OUT = Path("models/drafter")
 CHECKPOINTS = Path("var/checkpoints")
 _FAVOURITE_ROWS = 256  # logits of the target at a time
+_ROWS_A_FEATURE = 3  # of the ridge start; with half of that tau is 5 % lower (RESULTS.md)
 log = logging.getLogger("eyas")
 
 
@@ -234,9 +235,17 @@ def build_start(drafter: Drafter, inputs: Inputs) -> None:
         return
     if settings.start != "ridge":
         raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
+    equations = sum_equations(inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
+    wanted, every = _ROWS_A_FEATURE * len(equations.gram_FF), inputs.store.meta.final_every
+    if every > 1 and equations.rows < wanted:
+        log.warning(
+            "train.start=ridge: expected %d final states for a good start, got %d with "
+            "extract.final_every=%d",
+            *(wanted, equations.rows, every),
+        )
     ridge_start(
         drafter,
-        sum_equations(inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps),
+        equations,
         strength=settings.ridge_strength,
         norm_scale=settings.norm_scale,
         norm_weight_D=head.norm_weight_D,

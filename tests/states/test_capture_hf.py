@@ -31,6 +31,14 @@ def test_lm_head_over_the_final_state_picks_what_the_target_picks(llama: Any) ->
     assert argmax_agreement(llama, ROWS[2], states.final_TD) == (len(ROWS[2]), len(ROWS[2]))
     same, of = argmax_agreement(llama, ROWS[2], states.aux_TLD[:, 2])
     assert same < 0.9 * of
+    top_TK = states.final_TD @ llama.lm_head.weight.T
+    ids_TK = top_TK.topk(3).indices.int()
+    ids_TK[:4] = -1
+    nothing_TD = torch.full_like(states.final_TD, torch.nan)
+    same = len(ROWS[2]) - 4
+    assert argmax_agreement(llama, ROWS[2], nothing_TD, ids_TK) == (same, same)
+    ids_TK[7, 0] = ids_TK[7, 1]
+    assert argmax_agreement(llama, ROWS[2], nothing_TD, ids_TK) == (same - 1, same)
     partly_TD = states.final_TD.clone()
     partly_TD[2:5] = torch.nan
     assert argmax_agreement(llama, ROWS[2], partly_TD) == (len(ROWS[2]) - 3, len(ROWS[2]) - 3)

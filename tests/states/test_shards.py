@@ -94,7 +94,11 @@ def test_the_key_follows_codecs_and_kept_rows() -> None:
         keys.append(shards.store_key(SAMPLES, "w", (1, 3, 4), settings))
         respanned = shards.store_key(spans, "w", (1, 3, 4), settings)
         assert (respanned == keys[-1]) == (final_rows == "all"), "rows follow the replies"
-    assert len(set(keys)) == len(choices)
+    for change in ({"teacher_k": 8}, {"teacher_k": 16}, {"teacher_k": 8, "final_every": 4}):
+        settings = dataclasses.replace(SETTINGS, **change)
+        keys.append(shards.store_key(SAMPLES, "w", (1, 3, 4), settings))
+        assert shards.store_key(spans, "w", (1, 3, 4), settings) != keys[-1]
+    assert len(set(keys)) == len(choices) + 3
 
 
 def test_a_full_disk_is_told_before_the_start(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ def topped(document: Document, head_VD: Tensor, k: int) -> Document:
     return dataclasses.replace(
         document,
         final_TD=torch.full_like(document.final_TD, torch.nan),
-        top_ids_TK=ids.int().masked_fill(~kept[:, None], -1),
-        top_logprobs_TK=values.masked_fill(~kept[:, None], torch.nan),
+        top_T2K=torch.stack([ids, values], dim=1).masked_fill(~kept[:, None, None], torch.nan),
     )
 
 
@@ -59,7 +58,8 @@ def test_the_teacher_by_hand() -> None:
     #     likeliest: 5 (0.5), 0 (0.2), 3 (0.1); tail 0.2; draft vocabulary 0, 2, 5
     ids, shares = torch.tensor([[5, 0, 3]]), torch.tensor([[0.5, 0.2, 0.1]])
     t2d = torch.tensor([True, False, True, False, False, True])
-    teacher, favourite = stored_teacher(ids, shares.log(), t2d)
+    top = torch.stack([ids, shares.log()], dim=1)
+    teacher, favourite = stored_teacher(top, t2d, torch.float32)
     torch.testing.assert_close(teacher, torch.tensor([[0.2 / 0.7, 0.0, 0.5 / 0.7]]))
     assert favourite.tolist() == [2]
 
@@ -75,7 +75,8 @@ def test_the_teacher_is_off_by_at_most_the_tails_share(
     t2d_V[torch.randperm(40, generator=generator)[:size]] = True
     t2d_V[shares_V.argmax()] = True  # others carry no loss
     values, ids = shares_V.topk(k)
-    (teacher_N,), _ = stored_teacher(ids[None], values.log()[None], t2d_V)
+    top = torch.stack([ids, values.log()])[None]
+    (teacher_N,), _ = stored_teacher(top, t2d_V, torch.float64)
     exact_N = shares_V[t2d_V] / shares_V[t2d_V].sum()
     known, tail = float(values[t2d_V[ids]].sum()), float(1 - values.sum())
     distance = float((teacher_N - exact_N).abs().sum() / 2)
@@ -85,8 +86,8 @@ def test_the_teacher_is_off_by_at_most_the_tails_share(
 
 def test_a_row_that_the_store_did_not_keep_is_no_silent_zero(tiny) -> None:
     some = topped(tiny.documents.documents[0], tiny.head_VD, 4)
-    assert some.top_logprobs_TK is not None
-    some.top_logprobs_TK[predictions(some.reply_T)] = torch.nan
+    assert some.top_T2K is not None
+    some.top_T2K[predictions(some.reply_T), 1] = torch.nan
     loss, _ = loss_of(
         tiny, [some, *[topped(d, tiny.head_VD, 4) for d in tiny.documents.documents[1:]]]
     )

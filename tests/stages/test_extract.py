@@ -117,9 +117,8 @@ def test_each_codec_keeps_the_states_within_its_error(home: Path, choice: str) -
         assert got.final_TD.isnan().all(1).sum() == len(got.input_ids) - len(kept)
         if coded.meta.teacher_k:  # the store that it is held against has bf16 states
             own = torch.nn.functional.linear(want.final_TD[rows], head_VD).softmax(-1)
-            assert got.top_ids_TK is not None
-            assert got.top_logprobs_TK is not None
-            ids, shares = got.top_ids_TK[rows].long(), got.top_logprobs_TK[rows].exp()
+            assert got.top_T2K is not None
+            ids, shares = got.top_T2K[rows, 0].long(), got.top_T2K[rows, 1].exp()
             torch.testing.assert_close(own.gather(1, ids), shares, rtol=2**-5, atol=0)
             assert torch.allclose(shares.sum(1), torch.ones(len(rows)))
 
@@ -213,8 +212,9 @@ def test_another_setting_gets_a_folder_of_its_own_and_a_revert_costs_nothing(hom
     assert extract.work(params()).metrics["shards_written"] == 0
 
 
+@pytest.mark.parametrize("choice", ["bf16", "teacher"])
 def test_states_that_do_not_feed_lm_head_stop_the_run_after_one_shard(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
     true_capture = capture_hf.capture
 
@@ -224,7 +224,7 @@ def test_states_that_do_not_feed_lm_head_stop_the_run_after_one_shard(
 
     monkeypatch.setattr(capture_hf, "capture", shifted)
     with pytest.raises(EyasError, match="predict the target's own next token in"):
-        extract.work(params())
+        extract.work(params(**CHOICES[choice]))
     assert len(list(home.glob("var/states/*/*.safetensors"))) == 1
 
 

@@ -10,10 +10,8 @@ from eyas.errors import EyasError
 from eyas.states.layout import (
     expected_tensors,
     final_positions,
-    layout_of_labels,
     make_layout,
     num_final_rows,
-    num_teacher_rows,
     scatter_rows,
     teacher_positions,
 )
@@ -40,9 +38,8 @@ def test_supervised_rows_by_hand(
     assert num_final_rows(SOME, length, spans) == len(expected)
     assert final_positions(ALL, length, spans).tolist() == list(range(length))
     assert num_final_rows(ALL, length, spans) == length
-    assert teacher_positions(spans).tolist() == expected
-    assert num_teacher_rows(TOP, spans) == len(expected)
-    assert num_teacher_rows(SOME, spans) == 0
+    assert teacher_positions(TOP, spans).tolist() == expected
+    assert teacher_positions(SOME, spans).tolist() == []
     assert final_positions(TOP, length, spans).tolist() == [p for p in expected if p % 3 == 0]
     assert num_final_rows(TOP, length, spans) == sum(p % 3 == 0 for p in expected)
 
@@ -62,8 +59,8 @@ def test_rows_that_are_not_kept_come_back_as_nan() -> None:
     assert final_TD.isnan().all(1).tolist() == [True, False, True, True, False, True]
     assert torch.equal(final_TD[[1, 4]], torch.ones(2, 3))
     assert scatter_rows(torch.ones(0, 3), torch.zeros(0, dtype=torch.int64), 2).isnan().all()
-    ids_TK = scatter_rows(torch.ones(1, 2, dtype=torch.int32), torch.tensor([1]), 3, -1)
-    assert ids_TK.tolist() == [[-1, -1], [1, 1], [-1, -1]]
+    top_T2K = scatter_rows(torch.ones(1, 2, 5), torch.tensor([1]), 3)
+    assert top_T2K.isnan().all(-1).all(-1).tolist() == [True, False, True]
 
 
 def test_tensors_of_a_shard_by_hand() -> None:
@@ -85,8 +82,7 @@ def test_a_teacher_adds_ids_and_log_probabilities_of_the_rows_that_the_loss_read
     assert {name: expected[name] for name in expected if not name.startswith("aux")} == {
         "input_ids": (torch.int32, [9]),
         "final.values": (torch.bfloat16, [2, 130]),
-        "teacher.ids": (torch.int32, [4, 5]),
-        "teacher.logprobs": (torch.float32, [4, 5]),
+        "teacher.top": (torch.float32, [4, 2, 5]),
     }
 
 
@@ -107,11 +103,3 @@ def test_a_teacher_adds_ids_and_log_probabilities_of_the_rows_that_the_loss_read
 def test_options_that_do_not_exist_are_named(options: tuple[Any, ...], message: str) -> None:
     with pytest.raises(EyasError, match=message):
         make_layout(*options)
-
-
-def test_labels_lead_back_to_the_layout_that_wrote_them() -> None:
-    for layout in (ALL, SOME):
-        labels = layout.aux.label, layout.final.label, layout.final_rows
-        assert layout_of_labels(*labels) == layout
-    with pytest.raises(EyasError, match=r"final_rows: expected all \| supervised, got 'few'"):
-        layout_of_labels("bf16", "bf16", "few")

@@ -94,8 +94,8 @@ def test_the_key_follows_codecs_and_kept_rows() -> None:
         keys.append(shards.store_key(SAMPLES, "w", (1, 3, 4), settings))
         respanned = shards.store_key(spans, "w", (1, 3, 4), settings)
         assert (respanned == keys[-1]) == (final_rows == "all"), "rows follow the replies"
-    for change in ({"teacher_k": 8}, {"teacher_k": 16}, {"teacher_k": 8, "final_every": 4}):
-        settings = dataclasses.replace(SETTINGS, **change)
+    for k, every in ((8, 1), (16, 1), (8, 4)):
+        settings = dataclasses.replace(SETTINGS, teacher_k=k, final_every=every)
         keys.append(shards.store_key(SAMPLES, "w", (1, 3, 4), settings))
         assert shards.store_key(spans, "w", (1, 3, 4), settings) != keys[-1]
     assert len(set(keys)) == len(choices) + 3

@@ -15,7 +15,6 @@ from eyas.states.layout import (
     final_positions,
     make_layout,
     num_final_rows,
-    num_teacher_rows,
     teacher_positions,
 )
 from eyas.states.size import bytes_per_token
@@ -134,17 +133,14 @@ def test_every_sample_comes_back_as_its_codec_alone_would_give_it(
         assert int(got.final_TD.isnan().all(1).sum()) == LENGTHS[number] - len(kept)
         assert got.final_TD.dtype == got.aux_TLD.dtype == torch.float32
         if layout.teacher_k is None:
-            assert got.top_ids_TK is got.top_logprobs_TK is None
+            assert got.top_T2K is None
             continue
-        taught = teacher_positions(SAMPLES[number].spans)
-        ids_RK, logprobs_RK = top_tokens(put.final_TD[taught], HEAD_VD, layout.teacher_k)
-        assert got.top_ids_TK is not None
-        assert got.top_logprobs_TK is not None
-        assert torch.equal(got.top_ids_TK[taught], ids_RK)
-        assert torch.equal(got.top_logprobs_TK[taught], logprobs_RK)
+        taught = teacher_positions(layout, SAMPLES[number].spans)
+        assert got.top_T2K is not None
+        top_R2K = top_tokens(put.final_TD[taught], HEAD_VD, layout.teacher_k)
+        assert torch.equal(got.top_T2K[taught], top_R2K)
         others = torch.ones(LENGTHS[number], dtype=torch.bool).index_fill(0, taught, False)
-        assert (got.top_ids_TK[others] == -1).all()
-        assert got.top_logprobs_TK[others].isnan().all()
+        assert got.top_T2K[others].isnan().all()
 
 
 def test_a_default_store_has_the_bytes_of_the_first_release(
@@ -182,6 +178,14 @@ def test_another_codec_or_version_is_refused_by_reader_and_verify(
     ):
         open_store(*made)
     assert f"got '{label}'" in verify(*made)[0]
+
+
+def test_rows_of_a_kind_that_this_release_does_not_know_are_refused(tmp_path: Path) -> None:
+    made = write_store(tmp_path, LAYOUTS["fp8"])
+    text = made[0].read_text(encoding="utf-8")
+    made[0].write_text(text.replace('"supervised"', '"few"'), encoding="utf-8")
+    with pytest.raises(EyasError, match=r"final_rows: expected all \| supervised, got 'few'"):
+        open_store(*made)
 
 
 def test_a_shard_in_another_codec_than_the_manifest_says_is_refused(tmp_path: Path) -> None:
@@ -222,13 +226,13 @@ def test_a_teacher_of_other_rows_or_another_k_than_the_manifest_says_is_refused(
     shorter = dataclasses.replace(index.samples[2], spans=((1, 3),))
     samples = (*index.samples[:2], shorter, index.samples[3])
     meta = dataclasses.replace(index.meta, teacher_k=3)
-    for changed, words in (
-        (dataclasses.replace(index, samples=samples), r"'teacher.ids'.*\[1, 4\].*got.*\[2, 4\]"),
-        (dataclasses.replace(index, meta=meta), r"'teacher.logprobs'.*\[2, 3\].*got.*\[2, 4\]"),
+    for changed, shape in (
+        (dataclasses.replace(index, samples=samples), r"\[1, 2, 4\]"),
+        (dataclasses.replace(index, meta=meta), r"\[2, 2, 3\]"),
     ):
         write_manifest(made[0], changed)
         assert "shard-00001" in " ".join(verify(*made))
-        with pytest.raises(EyasError, match=words):
+        with pytest.raises(EyasError, match=rf"'teacher.top'.*{shape}.*got.*\[2, 2, 4\]"):
             open_store(*made).read("s2")
 
 
@@ -320,7 +324,7 @@ def test_the_size_told_before_is_the_size_on_disk(name: str, tmp_path: Path) -> 
     layout = LAYOUTS[name]
     shard = read_manifest(write_store(tmp_path, layout)[0]).shards[0]
     kept = sum(num_final_rows(layout, LENGTHS[row], SAMPLES[row].spans) for row in (0, 1))
-    taught = sum(num_teacher_rows(layout, SAMPLES[row].spans) for row in (0, 1))
+    taught = sum(len(teacher_positions(layout, SAMPLES[row].spans)) for row in (0, 1))
     per_token = bytes_per_token(
         layout,
         num_layers=3,

@@ -38,8 +38,7 @@ class Document:
     reply_T: Tensor
     aux_TLD: Tensor
     final_TD: Tensor  # after the target's last norm: what feeds lm_head; NaN where not kept
-    top_ids_TK: Tensor | None = None  # the K likeliest next tokens; -1 where not kept
-    top_logprobs_TK: Tensor | None = None  # of the whole vocabulary; NaN where not kept
+    top_T2K: Tensor | None = None  # K likeliest next ids, their log-probabilities; NaN as above
 
 
 class Documents(Protocol):
@@ -65,8 +64,7 @@ class Pack:
     predictions_P: Tensor  # ascending positions p in the row
     in_vocab_P: Tensor  # bool: the target's favourite there is in the draft vocabulary
     lengths: tuple[int, ...]
-    top_ids_TK: Tensor | None = None
-    top_logprobs_TK: Tensor | None = None
+    top_T2K: Tensor | None = None
 
     def to(self, device: torch.device) -> "Pack":
         """Return the pack on a device."""
@@ -164,16 +162,11 @@ class Packer:
         for index, document in zip(indices, documents, strict=True):
             found = predictions(document.reply_T)
             if index not in self._in_vocab:
-                top_TK = document.top_ids_TK
-                known = (
-                    self._favourites(document.final_TD[found])
-                    if top_TK is None
-                    else top_TK[found, 0]
-                )
-                self._in_vocab[index] = self._t2d_V[known.long()]
+                self._in_vocab[index] = self._t2d_V[self._favourites_of(document, found)]
             predictions_P.append(found + start)
             in_vocab_P.append(self._in_vocab[index])
             start += len(document.input_ids_T)
+        tops = [d.top_T2K for d in documents if d.top_T2K is not None]
         return Pack(
             input_ids_T=torch.cat([d.input_ids_T for d in documents]).long(),
             aux_TLD=torch.cat([d.aux_TLD for d in documents]),
@@ -181,12 +174,10 @@ class Packer:
             predictions_P=torch.cat(predictions_P),
             in_vocab_P=torch.cat(in_vocab_P),
             lengths=tuple(len(d.input_ids_T) for d in documents),
-            top_ids_TK=_joined([d.top_ids_TK for d in documents]),
-            top_logprobs_TK=_joined([d.top_logprobs_TK for d in documents]),
+            top_T2K=torch.cat(tops) if tops else None,
         )
 
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the parts end to end; None where the store has no such thing."""
-    found = [part for part in parts if part is not None]
-    return torch.cat(found) if found else None
+    def _favourites_of(self, document: Document, found: Tensor) -> Tensor:
+        if document.top_T2K is None:
+            return self._favourites(document.final_TD[found])
+        return document.top_T2K[found, 0, 0].long()

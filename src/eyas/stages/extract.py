@@ -33,7 +33,8 @@ from eyas.states.claims import claimed, work_through
 from eyas.states.folder import SIDECAR, weight_files
 from eyas.states.job import Job, build_manifest
 from eyas.states.layout import make_layout
-from eyas.states.target import aux_layers, check_layers
+from eyas.states.target import aux_layers, check_layers, load_head
+from eyas.states.teacher import favourites
 
 TARGET = Path("models/target")
 MIXTURE = Path("data/mixture")
@@ -243,14 +244,15 @@ def check_teacher(job: Job, backend: Transformers | SGLang, number: int) -> None
     """
     manifest = build_manifest(job, about_target(), [number])
     reader = store.Store(manifest, job.folder.parent)
+    head_VD = load_head(TARGET, dtype=getattr(torch, job.dtype)).lm_head_VD
     agreed = seen = 0
     for sample in manifest.samples:
         states = reader.read(sample.id)  # of a long one, a prefix: its logits fill a GPU
         ids = states.input_ids[:_CHECK_TOKENS].tolist()
-        top_ids_TK = None if states.top_ids_TK is None else states.top_ids_TK[:_CHECK_TOKENS]
-        same, of = backend.agreement(ids, states.final_TD[:_CHECK_TOKENS], top_ids_TK)
-        agreed += same
-        seen += of
+        top_T2K = None if states.top_T2K is None else states.top_T2K[:_CHECK_TOKENS]
+        ours_T = favourites(states.final_TD[:_CHECK_TOKENS], top_T2K, head_VD)
+        agreed += int((ours_T == backend.favourites(ids)).sum())
+        seen += int((ours_T >= 0).sum())
         if seen >= _CHECK_TOKENS:
             break
     least = _MIN_AGREEMENT["fp32" if job.layout.teacher_k else job.settings.final_codec]

@@ -83,8 +83,7 @@ class StoredDocuments:
             reply_T=self.replies[index],
             aux_TLD=states.aux_TLD,
             final_TD=states.final_TD,
-            top_ids_TK=states.top_ids_TK,
-            top_logprobs_TK=states.top_logprobs_TK,
+            top_T2K=states.top_T2K,
         )
 
 

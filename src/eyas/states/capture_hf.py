@@ -20,7 +20,6 @@ from eyas.states.job import Job
 from eyas.states.layout import Captured
 from eyas.states.shards import write_shard
 from eyas.states.target import load_model
-from eyas.states.teacher import favourites
 
 _PAD = 0  # behind the row's end, where no real token attends
 
@@ -48,11 +47,10 @@ class Transformers:
         self.seconds["compute"] += captured - started
         self.seconds["write"] += time.monotonic() - captured
 
-    def agreement(
-        self, ids: Sequence[int], final_TD: torch.Tensor, top_ids_TK: torch.Tensor | None
-    ) -> tuple[int, int]:
-        """Count where what is stored picks what the target picks; and the places."""
-        return argmax_agreement(self._model, ids, final_TD, top_ids_TK)
+    @torch.inference_mode()
+    def favourites(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the target's own next token at every position, [T]."""
+        return self._model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].argmax(-1)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
@@ -96,22 +94,6 @@ def capture(model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]) ->
         Captured(aux_TLD=aux_BTLD[row, : len(ids)], final_TD=final_BTD[row, : len(ids)])
         for row, ids in enumerate(rows)
     ]
-
-
-@torch.inference_mode()
-def argmax_agreement(
-    model: Any,
-    ids: Sequence[int],
-    final_TD: torch.Tensor,
-    top_ids_TK: torch.Tensor | None = None,
-) -> tuple[int, int]:
-    """Count the positions where what is stored, teacher or state, picks what the target picks.
-
-    Returns that number, and the number of positions; those of which nothing is kept are left out.
-    """
-    own_TV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-    ours_T = favourites(final_TD, top_ids_TK, model.lm_head.weight)
-    return int((own_TV.argmax(-1) == ours_T).sum()), int((ours_T >= 0).sum())
 
 
 @contextlib.contextmanager

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from eyas.errors import EyasError
-from eyas.files import read_json, replacing, write_json
+from eyas.files import read_json, write_json
 from eyas.records import Sample, Span
 from eyas.states.codecs import Parts
 from eyas.states.job import Job
@@ -30,6 +29,7 @@ from eyas.states.layout import Captured, make_layout
 from eyas.states.shards import encode_row, shard_path, write_rows
 
 PLAN, _FAULT = ".plan", ".fault"  # beside a shard
+HEAD = "lm_head.safetensors"  # beside the shards, for the servers
 _RID = re.compile(r"([0-9a-f]+)-(\d+)-([0-9a-f]+)-(\d+)")
 
 
@@ -116,27 +116,10 @@ def read_plan(shard: Path) -> ShardPlan:
         ) from None
 
 
-def head_path(shard: Path) -> Path:
-    """Return where the target's lm_head lies for the servers."""
-    return shard.with_name("lm_head.safetensors")
-
-
-def write_head(shard: Path, head_VD: torch.Tensor) -> None:
-    """Put lm_head where the servers find it."""
-    with replacing(head_path(shard)) as temporary:
-        save_file({"lm_head": head_VD}, temporary)
-
-
 @functools.cache
 def read_head(path: Path) -> torch.Tensor:
-    """Read lm_head, onto the GPU where there is one.
-
-    Raises: EyasError if it is missing or broken.
-    """
-    try:
-        return load_file(path, device="cuda" if torch.cuda.is_available() else "cpu")["lm_head"]
-    except (OSError, SafetensorError, KeyError) as error:
-        raise EyasError(f"{path}: expected lm_head ({error})", hint="run extract again") from None
+    """Read lm_head, onto the GPU where there is one."""
+    return load_file(path, device="cuda" if torch.cuda.is_available() else "cpu")["lm_head"]
 
 
 class Assembly:
@@ -169,7 +152,7 @@ class Assembly:
         Raises: EyasError for states that no codec holds; OSError if the shard cannot be written.
         """
         about = self.plan.rows[row]
-        head_VD = read_head(head_path(self.shard)) if self._layout.teacher_k else None
+        head_VD = read_head(self.shard.with_name(HEAD)) if self._layout.teacher_k else None
         self._rows[row] = (ids, encode_row(about.id, about.spans, states, self._layout, head_VD))
         if len(self._rows) == len(self.plan.rows):
             ordered = [self._rows[number] for number in range(len(self.plan.rows))]

@@ -8,7 +8,7 @@ from typing import Any
 from eyas.files import read_json
 from eyas.records import Sample
 from eyas.settings import Extract
-from eyas.states.layout import Layout, num_final_rows, num_teacher_rows
+from eyas.states.layout import Layout, num_final_rows, teacher_positions
 from eyas.states.shards import Shard, is_there, shard_path
 from eyas.states.size import bytes_per_token
 from eyas.states.store import POST_NORM, Manifest, StoredSample, StoreMeta
@@ -42,7 +42,7 @@ class Job:
         tokens = self.tokens(number)
         rows = [self.samples[row] for row in self.runs[number]]
         final = sum(num_final_rows(self.layout, len(s.input_ids), s.spans) for s in rows)
-        top = sum(num_teacher_rows(self.layout, s.spans) for s in rows)
+        top = sum(len(teacher_positions(self.layout, s.spans)) for s in rows)
         per_token = bytes_per_token(
             self.layout,
             num_layers=len(self.layers),

@@ -21,7 +21,7 @@ import torch
 
 from eyas.errors import EyasError
 from eyas.records import Span
-from eyas.states.codecs import StateCodec, codec_of_label, state_codec
+from eyas.states.codecs import StateCodec, state_codec
 
 _FINAL_CODECS = ("fp32", "bf16", "fp8")  # four bits would blur the teacher
 ALL, SUPERVISED = "all", "supervised"
@@ -79,20 +79,6 @@ def make_layout(
     )
 
 
-def layout_of_labels(codec: str, final_codec: str, final_rows: str) -> Layout:
-    """Return the layout of a store from its manifest.
-
-    Raises: EyasError for what this release cannot read.
-    """
-    if final_rows not in (ALL, SUPERVISED):
-        raise EyasError(
-            f"hidden-state store: final_rows: expected {ALL} | {SUPERVISED}, got '{final_rows}'"
-        )
-    return Layout(
-        aux=codec_of_label(codec), final=codec_of_label(final_codec), final_rows=final_rows
-    )
-
-
 def num_final_rows(layout: Layout, length: int, spans: Sequence[Span]) -> int:
     """Return how many rows of a sample keep their final state."""
     return sum(map(len, _final_runs(layout, length, spans)))
@@ -103,23 +89,16 @@ def final_positions(layout: Layout, length: int, spans: Sequence[Span]) -> torch
     return _positions(_final_runs(layout, length, spans))
 
 
-def num_teacher_rows(layout: Layout, spans: Sequence[Span]) -> int:
-    """Return how many rows of a sample keep their likeliest tokens."""
-    return sum(map(len, _supervised(spans))) if layout.teacher_k else 0
+def teacher_positions(layout: Layout, spans: Sequence[Span]) -> torch.Tensor:
+    """Return the positions of a sample that keep their likeliest tokens, ascending, int64 [R]."""
+    return _positions(_supervised(spans) if layout.teacher_k else [])
 
 
-def teacher_positions(spans: Sequence[Span]) -> torch.Tensor:
-    """Return the positions that keep their likeliest tokens where any do, ascending, int64 [R]."""
-    return _positions(_supervised(spans))
-
-
-def scatter_rows(
-    rows: torch.Tensor, positions_R: torch.Tensor, length: int, empty: float = torch.nan
-) -> torch.Tensor:
+def scatter_rows(rows: torch.Tensor, positions_R: torch.Tensor, length: int) -> torch.Tensor:
     """Put rows back in their places, [T, ...]; NaN elsewhere, so that none is used unnoticed."""
     if len(positions_R) == length:
         return rows
-    found = rows.new_full((length, *rows.shape[1:]), empty)
+    found = rows.new_full((length, *rows.shape[1:]), torch.nan)
     found[positions_R] = rows
     return found
 
@@ -128,12 +107,11 @@ def encode(
     layout: Layout,
     aux_TLD: torch.Tensor,
     final_RD: torch.Tensor,
-    top_RK: tuple[torch.Tensor, torch.Tensor] | None = None,
+    top_R2K: torch.Tensor | None = None,
 ) -> Mapping[str, torch.Tensor]:
     """Return a shard's tensors for these vectors and likeliest tokens, by name."""
     fields = {"aux": layout.aux.encode(aux_TLD), "final": layout.final.encode(final_RD)}
-    if top_RK is not None:
-        fields["teacher"] = dict(zip(("ids", "logprobs"), top_RK, strict=True))
+    fields |= {} if top_R2K is None else {"teacher": {"top": top_R2K}}
     return {f"{f}.{name}": part for f, parts in fields.items() for name, part in parts.items()}
 
 
@@ -147,19 +125,17 @@ def expected_tensors(
     hidden_size: int,
 ) -> dict[str, tuple[torch.dtype, list[int]]]:
     """Return dtype and shape of every tensor of a shard, by name."""
-    top_1K = torch.zeros(1, layout.teacher_k or 0)
+    top_12K = torch.zeros(1, 2, layout.teacher_k) if layout.teacher_k else None
     aux_1LD, final_1D = torch.zeros(1, num_layers, hidden_size), torch.zeros(1, hidden_size)
-    one = encode(layout, aux_1LD, final_1D, (top_1K.int(), top_1K) if layout.teacher_k else None)
+    one = encode(layout, aux_1LD, final_1D, top_12K)
     rows = {"aux": tokens, "final": final_rows, "teacher": teacher_rows}
     states = {k: (t.dtype, [rows[k.split(".")[0]], *t.shape[1:]]) for k, t in one.items()}
     return {"input_ids": (torch.int32, [tokens]), **states}
 
 
 def _final_runs(layout: Layout, length: int, spans: Sequence[Span]) -> list[range]:
-    runs, n = (
-        _supervised(spans) if layout.final_rows != ALL else [range(length)],
-        layout.final_every,
-    )
+    runs = [range(length)] if layout.final_rows == ALL else _supervised(spans)
+    n = layout.final_every
     return [range(-(-run.start // n) * n, run.stop, n) for run in runs]
 
 

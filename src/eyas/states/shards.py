@@ -24,7 +24,7 @@ from eyas.records import Sample, Span, canonical_json
 from eyas.settings import Extract
 from eyas.states.codecs import Parts, state_codec
 from eyas.states.layout import (
-    ALL,
+    SUPERVISED,
     Captured,
     Layout,
     encode,
@@ -54,8 +54,8 @@ def store_key(
     samples: Sequence[Sample], identity: str, layers: Sequence[int], settings: Extract
 ) -> str:
     """Return the name of the store's folder: a digest of samples, target weights and settings."""
-    by_replies = settings.final_rows != ALL or settings.teacher_k is not None
-    rows = [_identity(sample, by_replies=by_replies) for sample in samples]
+    kept_rows = SUPERVISED if settings.teacher_k else settings.final_rows
+    rows = [_identity(sample, kept_rows) for sample in samples]
     options = without_defaults(settings) | {"layers": list(layers)}
     options["codec"] = state_codec(settings.codec).label
     if "final_codec" in options:
@@ -181,11 +181,12 @@ def encode_row(
                 hint="check the target's weights and compute dtype",
             )
     kept_RD = states.final_TD[final_positions(layout, len(states.final_TD), spans)]
-    if layout.teacher_k is None:
-        return encode(layout, states.aux_TLD, kept_RD)
-    assert head_VD is not None
-    taught_RD = states.final_TD[teacher_positions(spans)]
-    return encode(layout, states.aux_TLD, kept_RD, top_tokens(taught_RD, head_VD, layout.teacher_k))
+    top_R2K = None
+    if layout.teacher_k:
+        assert head_VD is not None
+        taught_RD = states.final_TD[teacher_positions(layout, spans)]
+        top_R2K = top_tokens(taught_RD, head_VD, layout.teacher_k)
+    return encode(layout, states.aux_TLD, kept_RD, top_R2K)
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
@@ -199,10 +200,10 @@ def check_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _identity(sample: Sample, *, by_replies: bool) -> list[Any]:
+def _identity(sample: Sample, kept_rows: str) -> list[Any]:
     """Return what decides a sample's bytes, beside the target and the options."""
     tokens = hashlib.sha256(_int32(sample.input_ids).tobytes()).hexdigest()
-    return [sample.id, tokens, *([sample.spans] if by_replies else [])]
+    return [sample.id, tokens, *([sample.spans] if kept_rows == SUPERVISED else [])]
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray:

@@ -19,13 +19,13 @@ from safetensors import safe_open
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.records import Span
+from eyas.states.codecs import codec_of_label
 from eyas.states.layout import (
     Layout,
     expected_tensors,
     final_positions,
-    layout_of_labels,
+    make_layout,
     num_final_rows,
-    num_teacher_rows,
     scatter_rows,
     teacher_positions,
 )
@@ -86,8 +86,7 @@ class SampleStates:
     mask_T: torch.Tensor  # bool: tokens of a reply
     aux_TLD: torch.Tensor
     final_TD: torch.Tensor  # NaN in rows that the store did not keep
-    top_ids_TK: torch.Tensor | None = None  # int32, -1 in such rows; None: no teacher is stored
-    top_logprobs_TK: torch.Tensor | None = None  # NaN in such rows
+    top_T2K: torch.Tensor | None = None  # likeliest ids, log-probabilities; None: none are stored
 
 
 class Store:
@@ -125,8 +124,7 @@ class Store:
             mask_T=mask_T,
             aux_TLD=self._vectors(file, "aux", _rows(entry.offset, entry.length)),
             final_TD=self._final(file, entry),
-            top_ids_TK=self._top(file, "teacher.ids", entry, -1),
-            top_logprobs_TK=self._top(file, "teacher.logprobs", entry, torch.nan),
+            top_T2K=self._top(file, entry) if self._layout.teacher_k else None,
         )
 
     def _final(self, file: Any, entry: StoredSample) -> torch.Tensor:
@@ -134,12 +132,10 @@ class Store:
         rows = _rows(self._starts[entry.id][0], len(positions_R))
         return scatter_rows(self._vectors(file, "final", rows), positions_R, entry.length)
 
-    def _top(self, file: Any, name: str, entry: StoredSample, empty: float) -> torch.Tensor | None:
-        if self._layout.teacher_k is None:
-            return None
-        positions_R = teacher_positions(entry.spans)
-        part = file.get_slice(name)[_rows(self._starts[entry.id][1], len(positions_R))]
-        return scatter_rows(part, positions_R, entry.length, empty)
+    def _top(self, file: Any, entry: StoredSample) -> torch.Tensor:
+        positions_R = teacher_positions(self._layout, entry.spans)
+        rows = _rows(self._starts[entry.id][1], len(positions_R))
+        return scatter_rows(file.get_slice("teacher.top")[rows], positions_R, entry.length)
 
     def _vectors(self, file: Any, field: str, rows: slice) -> torch.Tensor:
         codec = self._layout.aux if field == "aux" else self._layout.final
@@ -166,8 +162,8 @@ def layout_of(meta: StoreMeta) -> Layout:
 
     Raises: EyasError for a codec, or a version of one, that this release cannot read.
     """
-    layout = layout_of_labels(meta.codec, meta.final_codec, meta.final_rows)
-    return dataclasses.replace(layout, teacher_k=meta.teacher_k, final_every=meta.final_every)
+    aux, final = (codec_of_label(label).name for label in (meta.codec, meta.final_codec))
+    return make_layout(aux, final, meta.final_rows, meta.teacher_k, meta.final_every)
 
 
 def open_store(manifest: Path, folder: Path) -> Store:
@@ -233,7 +229,7 @@ def _count_rows(
     for sample in samples:
         final, top = starts[sample.id] = rows[sample.shard]
         final += num_final_rows(layout, sample.length, sample.spans)
-        rows[sample.shard] = (final, top + num_teacher_rows(layout, sample.spans))
+        rows[sample.shard] = (final, top + len(teacher_positions(layout, sample.spans)))
     return starts, rows
 
 

@@ -62,7 +62,7 @@ def main() -> None:
         for name in names:
             line, found = run(stored[name], "codecs", seed, place)
             gains[name].append(found)
-            print(json.dumps(line | {"recipe": name}), flush=True)
+            print(json.dumps(line), flush=True)
     for name in names:
         print(json.dumps(summary(data, name, gains) | bytes_of(stored[name])), flush=True)
 
@@ -93,9 +93,9 @@ def written_anew(source: Store, params: Params, head_VD: torch.Tensor) -> Store:
     """Return a store of another layout, with the states of `source`; its shards are kept."""
     job = extract.read_job(params)
     job.folder.mkdir(parents=True, exist_ok=True)
-    for number, run_ in enumerate(job.runs):
+    for number, rows_of_shard in enumerate(job.runs):
         if not job.is_there(number):
-            samples = [job.samples[row] for row in run_]
+            samples = [job.samples[row] for row in rows_of_shard]
             states = [source.read(sample.id) for sample in samples]
             rows = [Captured(aux_TLD=s.aux_TLD, final_TD=s.final_TD) for s in states]
             write_shard(job.path(number), samples, rows, job.layout, head_VD)

@@ -178,8 +178,7 @@ def read_inputs(params: Params, folder: Path) -> Inputs:
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
         got = store.entries[sample.id].spans
-        by_replies = store.meta.final_rows != ALL or store.meta.teacher_k
-        if by_replies and got != sample.spans:
+        if got != sample.spans and (store.meta.final_rows != ALL or store.meta.teacher_k):
             raise EyasError(
                 f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
                 hint="re-run extract",
@@ -235,13 +234,10 @@ def build_start(drafter: Drafter, inputs: Inputs) -> None:
     if settings.start != "ridge":
         raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
     equations = sum_equations(inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
-    wanted, every = _ROWS_A_FEATURE * len(equations.gram_FF), inputs.store.meta.final_every
-    if every > 1 and equations.rows < wanted:
-        log.warning(
-            "train.start=ridge: expected %d final states for a good start, got %d with "
-            "extract.final_every=%d",
-            *(wanted, equations.rows, every),
-        )
+    wanted = _ROWS_A_FEATURE * len(equations.gram_FF)
+    if inputs.store.meta.final_every > 1 and equations.rows < wanted:
+        words = "train.start=ridge: expected %d final states for a good start, got %d"
+        log.warning(f"{words}: lower extract.final_every", wanted, equations.rows)
     ridge_start(
         drafter,
         equations,

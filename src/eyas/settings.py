@@ -180,6 +180,8 @@ class Extract:
     batch_tokens: int  # real tokens a forward pass, rows of like length
     final_codec: str = "bf16"  # of the final state: fp32 | bf16 | fp8
     final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
+    teacher_k: int | None = None  # log-probabilities kept of each supervised row; null: none
+    final_every: int = 1  # with teacher_k: of these rows, each n-th keeps its final state too
     compute_dtype: str | None = None  # null: float32; sglang: the target's own
 
 

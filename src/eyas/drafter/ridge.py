@@ -62,7 +62,7 @@ class NormalEquations:
         if not self.rows:
             raise EyasError(
                 "train.start=ridge: expected documents of three tokens or more, got none",
-                hint="train on more data, or set train.start=random",
+                hint="train on more data, lower extract.final_every, or set train.start=random",
             )
         if not torch.isfinite(self.gram_FF.diagonal()).all():
             raise EyasError(

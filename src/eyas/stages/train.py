@@ -41,7 +41,7 @@ from eyas.records import Sample
 from eyas.settings import Drafter as DrafterSettings
 from eyas.settings import Runtime, Train
 from eyas.states.folder import SIDECAR
-from eyas.states.layout import SUPERVISED
+from eyas.states.layout import ALL
 from eyas.states.store import POST_NORM, Store, open_store
 from eyas.states.target import TargetHead, load_head
 from eyas.tokens.codecs import load_codec
@@ -52,6 +52,7 @@ MANIFEST = Path("data/hidden_states/manifest.json")
 OUT = Path("models/drafter")
 CHECKPOINTS = Path("var/checkpoints")
 _FAVOURITE_ROWS = 256  # logits of the target at a time
+_ROWS_A_FEATURE = 3  # of the ridge start; with half of that tau is 5 % lower (RESULTS.md)
 log = logging.getLogger("eyas")
 
 
@@ -83,6 +84,7 @@ class StoredDocuments:
             reply_T=self.replies[index],
             aux_TLD=states.aux_TLD,
             final_TD=states.final_TD,
+            top_T2K=states.top_T2K,
         )
 
 
@@ -177,7 +179,7 @@ def read_inputs(params: Params, folder: Path) -> Inputs:
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
         got = store.entries[sample.id].spans
-        if store.meta.final_rows == SUPERVISED and got != sample.spans:
+        if got != sample.spans and (store.meta.final_rows != ALL or store.meta.teacher_k):
             raise EyasError(
                 f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
                 hint="re-run extract",
@@ -233,9 +235,14 @@ def build_start(drafter: Drafter, inputs: Inputs) -> None:
         return
     if settings.start != "ridge":
         raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
+    equations = sum_equations(inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
+    wanted = _ROWS_A_FEATURE * len(equations.gram_FF)
+    if inputs.store.meta.final_every > 1 and equations.rows < wanted:
+        words = "train.start=ridge: expected %d final states for a good start, got %d"
+        log.warning(f"{words}: lower extract.final_every", wanted, equations.rows)
     ridge_start(
         drafter,
-        sum_equations(inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps),
+        equations,
         strength=settings.ridge_strength,
         norm_scale=settings.norm_scale,
         norm_weight_D=head.norm_weight_D,

@@ -14,7 +14,7 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang remote push pull options bench-step bench-states
+.PHONY: help install run test check fast rehearse bench bench-codecs plan status lock ui clean test-sglang remote push pull options bench-step bench-states
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -114,6 +114,9 @@ bench-states: $(VENV)/.dev $(SGLANG)/.ready ## hidden states: bytes, speeds, bac
 	python benchmarks/extract.py --sglang
 	python benchmarks/extract_kill.py --kills 10
 	python benchmarks/window.py
+
+bench-codecs: $(VENV)/.run ## what each way to store states costs in acceptance, on the data of `make run` (about 100 minutes)
+	python benchmarks/codecs.py
 
 plan: $(VENV)/.run ## what the configured run would take: requests, tokens, dollars, minutes, disk
 	eyas plan

@@ -148,22 +148,22 @@ def finished_run() -> Data:
         target_name=meta.target_name,
         target_revision=meta.target_revision,
     )
-    target = Target(load_model(TARGET), meta.layers)
-    paths = []
-    for prompt in prompts:
-        ids = codec.render_prompt(prompt.messages, prompt.tools)
-        (plain,) = ac.decode_plain(
-            target, [ids], max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids
+    rendered = [codec.render_prompt(prompt.messages, prompt.tools) for prompt in prompts]
+    stop = settings.max_new_tokens, tuple(sorted(codec.stop_ids))
+    paths = [
+        Heldout(
+            source=prompt.dataset,
+            prompt_tokens=len(ids),
+            ids=[*ids, *tensors["ids"].tolist()],
+            aux_TLD=tensors["aux"],
         )
-        assert plain.aux_TLD is not None
-        paths.append(
-            Heldout(
-                source=prompt.dataset,
-                prompt_tokens=len(ids),
-                ids=[*ids, *plain.ids],
-                aux_TLD=plain.aux_TLD,
-            )
+        for prompt, ids, tensors in zip(
+            prompts,
+            rendered,
+            _greedy(rendered, meta.target_revision, meta.layers, stop),
+            strict=True,
         )
+    ]
     documents: StoredDocuments = inputs.train
     counts_V = count_tokens(
         zip(documents.input_ids, documents.replies, strict=True), config.vocab_size
@@ -178,6 +178,27 @@ def finished_run() -> Data:
         t2d_V=_vocabulary(counts_V, config),
         stop_ids=codec.stop_ids,
     )
+
+
+def _greedy(
+    prompts: Sequence[list[int]],
+    revision: str,
+    layers: tuple[int, ...],
+    stop: tuple[int, tuple[int, ...]],
+) -> list[dict[str, Tensor]]:
+    """Return each prompt's greedy reply and the aux states along both; computed once."""
+    kept = KEPT / f"greedy-{_digest([revision, str([prompts, layers, stop])])}.st"
+    if not kept.is_file():
+        target, found = Target(load_model(TARGET), layers), dict[str, Tensor]()
+        for number, ids in enumerate(prompts):
+            (plain,) = ac.decode_plain(target, [ids], max_new_tokens=stop[0], stop_ids=stop[1])
+            assert plain.aux_TLD is not None
+            found[f"ids.{number}"] = torch.tensor(plain.ids)
+            found[f"aux.{number}"] = plain.aux_TLD.contiguous()
+        with replacing(kept) as temporary:
+            save_file(found, temporary)
+    found = load_file(kept)
+    return [{name: found[f"{name}.{n}"] for name in ("ids", "aux")} for n in range(len(prompts))]
 
 
 def _digest(parts: Sequence[str]) -> str:

@@ -180,19 +180,33 @@ class Extract:
     batch_tokens: int  # real tokens a forward pass, rows of like length
     final_codec: str = "bf16"  # of the final state: fp32 | bf16 | fp8
     final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
+    teacher_k: int | None = None  # log-probabilities kept of each supervised row; null: none
+    final_every: int = 1  # with teacher_k: of these rows, each n-th keeps its final state too
     compute_dtype: str | None = None  # null: float32; sglang: the target's own
     window_gb: float | None = None  # of shards at a time; null: all are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mla:
+    """Latent attention, for `drafter.family: eagle3_mla`; null takes the target's."""
+
+    q_lora_rank: int | None = None  # a target without one: a plain q_proj, which SGLang refuses
+    kv_lora_rank: int | None = None  # of keys and values together: what a server caches
+    qk_nope_head_dim: int | None = None  # of a query or key, without position
+    qk_rope_head_dim: int | None = None  # of a query or key, rotated; one key for all heads
+    v_head_dim: int | None = None  # of a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
     """The shape of the drafter; null takes the target's."""
 
-    family: str  # eagle3
+    family: str  # eagle3 | eagle3_mla: the layer is Llama's, or has DeepSeek's latent attention
     draft_vocab_size: int  # at most so many target tokens; a smaller target's whole vocabulary
     num_attention_heads: int | None  # null: the target's
     num_key_value_heads: int | None  # null: the target's
     intermediate_size: int | None  # null: the target's
+    mla: Mla = Mla()  # eagle3_mla: its sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

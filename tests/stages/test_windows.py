@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from eyas.desk import turns
+from eyas.desk.exchange import exchange
 from eyas.desk.params import Params, read_params
-from eyas.desk.peers import exchange
 from eyas.drafter import ridge, training
 from eyas.drafter.training import Run
 from eyas.errors import EyasError

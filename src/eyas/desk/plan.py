@@ -253,11 +253,14 @@ def _state_bytes(params: Params, reply_share: float) -> float | None:
     from eyas.states.size import bytes_per_token
 
     settings, value = params.section("extract", Extract), read_json(config)
+    choice = settings.codec, settings.final_codec, settings.final_rows
+    final_share = reply_share if settings.final_rows == "supervised" else 1.0
     return bytes_per_token(
-        make_layout(settings.codec, settings.final_codec, settings.final_rows),
+        make_layout(*choice, settings.teacher_k, settings.final_every),
         num_layers=len(settings.layers or (1, 2, 3)),
         hidden_size=int(value.get("text_config", value)["hidden_size"]),
-        final_share=reply_share if settings.final_rows == "supervised" else 1.0,
+        final_share=final_share / settings.final_every,
+        teacher_share=reply_share,
     )
 
 

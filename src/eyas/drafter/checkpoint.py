@@ -21,7 +21,10 @@ from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
 _START = ("config", "feedback", "inference", "ridge", "vocabulary")
-_STEP = ("attention", "head", "layers", "losses", "model", "packing", "ranks", "training", "unroll")
+_STEP = (
+    *("attention", "families", "head", "layers", "losses", "mla", "model", "packing", "ranks"),
+    *("training", "unroll"),
+)
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 

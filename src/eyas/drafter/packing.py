@@ -10,7 +10,8 @@ named by the position p = t+1+k of the token it reads: that p belongs to row p-1
     p = 3 (b->E): row 2 at step 0, row 1 at step 1      state of H, token a sampled in the prefill
     p = 4 (E->U): never counts: U was not predicted by the target
 
-Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that count.
+Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that count,
+K likeliest tokens that a store keeps in the final state's place.
 Source: EAGLE-3, arXiv 2503.01840, section 3; SpecForge#885 for the off-by-one this avoids.
 """
 
@@ -38,6 +39,7 @@ class Document:
     reply_T: Tensor
     aux_TLD: Tensor
     final_TD: Tensor  # after the target's last norm: what feeds lm_head; NaN where not kept
+    top_T2K: Tensor | None = None  # K likeliest next ids, their log-probabilities; NaN as above
 
 
 class Documents(Protocol):
@@ -63,6 +65,7 @@ class Pack:
     predictions_P: Tensor  # ascending positions p in the row
     in_vocab_P: Tensor  # bool: the target's favourite there is in the draft vocabulary
     lengths: tuple[int, ...]
+    top_T2K: Tensor | None = None
 
     def to(self, device: torch.device) -> "Pack":
         """Return the pack on a device."""
@@ -187,11 +190,11 @@ class Packer:
         for index, document in zip(indices, documents, strict=True):
             found = predictions(document.reply_T)
             if index not in self._in_vocab:
-                favourites = self._favourites(document.final_TD[found])
-                self._in_vocab[index] = self._t2d_V[favourites]
+                self._in_vocab[index] = self._t2d_V[self._favourites_of(document, found)]
             predictions_P.append(found + start)
             in_vocab_P.append(self._in_vocab[index])
             start += len(document.input_ids_T)
+        tops = [d.top_T2K for d in documents if d.top_T2K is not None]
         return Pack(
             input_ids_T=torch.cat([d.input_ids_T for d in documents]).long(),
             aux_TLD=torch.cat([d.aux_TLD for d in documents]),
@@ -199,4 +202,10 @@ class Packer:
             predictions_P=torch.cat(predictions_P),
             in_vocab_P=torch.cat(in_vocab_P),
             lengths=tuple(len(d.input_ids_T) for d in documents),
+            top_T2K=torch.cat(tops) if tops else None,
         )
+
+    def _favourites_of(self, document: Document, found: Tensor) -> Tensor:
+        if document.top_T2K is None:
+            return self._favourites(document.final_TD[found])
+        return document.top_T2K[found, 0, 0].long()

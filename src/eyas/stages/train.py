@@ -28,6 +28,7 @@ from eyas.desk.workers import end_with_parent
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import digest_of, keep_start, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
+from eyas.drafter.families import FAMILIES
 from eyas.drafter.feedback import refine
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
@@ -42,7 +43,7 @@ from eyas.records import Sample
 from eyas.settings import Drafter as DrafterSettings
 from eyas.settings import Runtime, Train
 from eyas.states.folder import SIDECAR
-from eyas.states.layout import SUPERVISED
+from eyas.states.layout import ALL
 from eyas.states.store import POST_NORM, Store, read_manifest
 from eyas.states.target import TargetHead, load_head
 from eyas.tokens.codecs import load_codec
@@ -53,6 +54,7 @@ MANIFEST = Path("data/hidden_states/manifest.json")
 OUT = Path("models/drafter")
 CHECKPOINTS = Path("var/checkpoints")
 _FAVOURITE_ROWS = 256  # logits of the target at a time
+_ROWS_A_FEATURE = 3  # of the ridge start; with half of that tau is 5 % lower (RESULTS.md)
 log = logging.getLogger("eyas")
 
 
@@ -93,6 +95,7 @@ class StoredDocuments:
             reply_T=self.replies[index],
             aux_TLD=states.aux_TLD,
             final_TD=states.final_TD,
+            top_T2K=states.top_T2K,
         )
 
     def _enter(self, turns: Windows, window: int) -> None:
@@ -206,7 +209,7 @@ def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> I
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
         got = store.entries[sample.id].spans
-        if store.meta.final_rows == SUPERVISED and got != sample.spans:
+        if got != sample.spans and (store.meta.final_rows != ALL or store.meta.teacher_k):
             raise EyasError(
                 f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
                 hint="re-run extract",
@@ -243,8 +246,9 @@ def build_config(inputs: Inputs) -> DrafterConfig:
     Raises: EyasError if drafter.family is unknown or the shape is impossible.
     """
     meta = inputs.store.meta
-    if inputs.shape.family != "eagle3":
-        raise EyasError(f"drafter.family: expected eagle3, got '{inputs.shape.family}'")
+    if inputs.shape.family not in FAMILIES:
+        known = " | ".join(FAMILIES)
+        raise EyasError(f"drafter.family: expected {known}, got '{inputs.shape.family}'")
     return make_config(
         inputs.shape,
         inputs.head.config,
@@ -263,9 +267,14 @@ def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
     if settings.start != "ridge":
         raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
     states = (inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
+    equations = sum_equations(*states, windows=inputs.train.windows, path=sums)
+    wanted = _ROWS_A_FEATURE * len(equations.gram_FF)
+    if inputs.store.meta.final_every > 1 and equations.rows < wanted:
+        words = "train.start=ridge: expected %d final states for a good start, got %d"
+        log.warning(f"{words}: lower extract.final_every", wanted, equations.rows)
     ridge_start(
         drafter,
-        sum_equations(*states, windows=inputs.train.windows, path=sums),
+        equations,
         strength=settings.ridge_strength,
         norm_scale=settings.norm_scale,
         norm_weight_D=head.norm_weight_D,

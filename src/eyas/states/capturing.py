@@ -25,7 +25,8 @@ from eyas.states.claims import claimed, work_through
 from eyas.states.folder import SIDECAR, weight_files
 from eyas.states.job import Job, build_manifest, plan_windows
 from eyas.states.layout import make_layout
-from eyas.states.target import aux_layers, check_layers
+from eyas.states.target import aux_layers, check_layers, load_head
+from eyas.states.teacher import favourites
 
 TARGET = Path("models/target")
 MIXTURE = Path("data/mixture")
@@ -45,7 +46,8 @@ def read_job(settings: Extract, store_folder: Path, key: str | None = None) -> J
         raise EyasError(
             f"extract.backend: expected {' | '.join(BACKENDS)}, got '{settings.backend}'"
         )
-    layout = make_layout(settings.codec, settings.final_codec, settings.final_rows)
+    choice = settings.codec, settings.final_codec, settings.final_rows
+    layout = make_layout(*choice, settings.teacher_k, settings.final_every)
     samples, splits = read_mixture()
     config = read_json(TARGET / "config.json", hint="dvc repro target")
     text = config.get("text_config", config)
@@ -172,7 +174,7 @@ def weights_digest() -> str:
 
 
 def check_teacher(job: Job, backend: Transformers | SGLang, number: int) -> None:
-    """Compare lm_head over a shard's states with the target's own choice, on a thousand tokens.
+    """Compare a shard's teacher, or lm_head over its states, with the target's choice, 1,000 times.
 
     The share that agrees is noted for shard 0: 1 if it keeps no final state at all.
 
@@ -180,16 +182,18 @@ def check_teacher(job: Job, backend: Transformers | SGLang, number: int) -> None
     """
     manifest = build_manifest(job, about_target(), [number])
     reader = store.Store(manifest, job.folder.parent)
+    head_VD = load_head(TARGET, dtype=getattr(torch, job.dtype)).lm_head_VD
     agreed = seen = 0
     for sample in manifest.samples:
         states = reader.read(sample.id)  # of a long one, a prefix: its logits fill a GPU
         ids = states.input_ids[:_CHECK_TOKENS].tolist()
-        same, of = backend.agreement(ids, states.final_TD[:_CHECK_TOKENS])
-        agreed += same
-        seen += of
+        top_T2K = None if states.top_T2K is None else states.top_T2K[:_CHECK_TOKENS]
+        ours_T = favourites(states.final_TD[:_CHECK_TOKENS], top_T2K, head_VD)
+        agreed += int((ours_T == backend.favourites(ids)).sum())
+        seen += int((ours_T >= 0).sum())
         if seen >= _CHECK_TOKENS:
             break
-    least = _MIN_AGREEMENT[job.settings.final_codec]
+    least = _MIN_AGREEMENT["fp32" if job.layout.teacher_k else job.settings.final_codec]
     share = agreed / seen if seen else 1.0
     if share < least:
         job.path(number).with_suffix(".json").unlink()

@@ -9,7 +9,7 @@ from eyas.errors import EyasError
 from eyas.files import read_json
 from eyas.records import Sample
 from eyas.settings import Extract
-from eyas.states.layout import Layout, num_final_rows
+from eyas.states.layout import Layout, num_final_rows, teacher_positions
 from eyas.states.shards import Shard, is_there, plan_shards, shard_path
 from eyas.states.size import bytes_per_token
 from eyas.states.store import POST_NORM, Manifest, StoredSample, StoreMeta
@@ -47,11 +47,13 @@ class Job:
         tokens = self.tokens(number)
         rows = [self.samples[row] for row in self.runs[number]]
         final = sum(num_final_rows(self.layout, len(s.input_ids), s.spans) for s in rows)
+        top = sum(len(teacher_positions(self.layout, s.spans)) for s in rows)
         per_token = bytes_per_token(
             self.layout,
             num_layers=len(self.layers),
             hidden_size=self.hidden_size,
             final_share=final / tokens,
+            teacher_share=top / tokens,
         )
         return round(per_token * tokens)
 
@@ -117,6 +119,8 @@ def build_manifest(job: Job, about: Mapping[str, Any], numbers: Sequence[int]) -
         final=POST_NORM,
         final_codec=job.layout.final.label,
         final_rows=job.layout.final_rows,
+        teacher_k=job.layout.teacher_k,
+        final_every=job.layout.final_every,
     )
     entries = []
     for place, number in enumerate(numbers):

@@ -26,4 +26,5 @@ def dying(self: Run, step: int):
 
 
 Run.advance = dying
-train.main(OmegaConf.create(sys.argv[1]))
+if __name__ == "__main__":  # processes that capture import this file
+    train.main(OmegaConf.create(sys.argv[1]))

@@ -215,6 +215,28 @@ def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:
         train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
 
 
+def test_a_loss_that_there_is_not_is_told_and_one_that_there_is_is_trained(tiny, tmp_path) -> None:
+    rows = []
+    for name in ("kl", "tv", "kll"):
+        settings, saving = (
+            dataclasses.replace(SETTINGS, loss=name),
+            Saving(path=tmp_path / name, every_s=1e9),
+        )
+        if name == "kll":
+            with pytest.raises(EyasError, match=r"train.loss: expected one of kl, .* got 'kll'"):
+                train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
+        else:
+            curve = train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
+            rows.append(next(row for row in curve if row["split"] == "train"))
+    kl, tv = rows
+    assert kl["loss_step1"] == tv["loss_step1"]  # cross-entropy of the same start
+    steps = range(1, SETTINGS.ttt_steps + 1)
+    assert kl["loss"] == pytest.approx(
+        sum(SETTINGS.ttt_decay ** (k - 1) * kl[f"loss_step{k}"] for k in steps)
+    )
+    assert tv["loss"] < sum(SETTINGS.ttt_decay ** (k - 1) for k in steps)
+
+
 def test_steps_in_parts_are_whole_steps(tiny, tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, tokens_per_step=100)
     curves, drafters = [], []

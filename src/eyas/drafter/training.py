@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
-from eyas.drafter.losses import Tally, figures, pack_loss, trained_rows
+from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
 from eyas.errors import EyasError
@@ -70,6 +70,7 @@ class Run:
 
     def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
         self.drafter, self.settings = drafter, settings
+        check_loss(settings.loss)
         dtype, self.device = dtype_of(settings), drafter.fc.weight.device  # all follows the drafter
         self.corpus = dataclasses.replace(
             corpus,
@@ -125,8 +126,16 @@ class Run:
         corpus, pack = self.corpus, pack.to(self.device)
         pack = dataclasses.replace(pack, aux_TLD=pack.aux_TLD / corpus.aux_scale_LD)
         embed_TD = corpus.embed_VD[pack.input_ids_T]
-        recompute = self.settings.recompute
-        return pack_loss(self.drafter, pack, embed_TD, corpus.head_ND, weights, recompute=recompute)
+        recompute, loss = self.settings.recompute, self.settings.loss
+        return pack_loss(
+            self.drafter,
+            pack,
+            embed_TD,
+            corpus.head_ND,
+            weights,
+            recompute=recompute,
+            loss=loss,
+        )
 
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""

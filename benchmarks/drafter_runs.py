@@ -27,6 +27,7 @@ from torch import Tensor
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.export import check_tensors, read_tensors, served_tensors
 from eyas.drafter.feedback import refine
+from eyas.drafter.induction import look_back
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Documents, Packer, aux_scale, plan_epoch
 from eyas.drafter.profiles import serving_config
@@ -96,6 +97,7 @@ def started(data: Data, settings: Train) -> Drafter:
         head_ND=head.lm_head_VD[data.t2d_V],
         seed=settings.seed,
     )
+    look_back(drafter, data.documents, head.embed_VD, head.norm_weight_D, settings)
     refine(drafter, data.documents, head.embed_VD, head.norm_weight_D, settings)
     return drafter
 

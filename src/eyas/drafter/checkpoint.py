@@ -18,7 +18,7 @@ from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_START = ("config", "feedback", "inference", "ridge", "vocabulary")
+_START = ("config", "feedback", "induction", "inference", "ridge", "vocabulary")
 _STEP = ("attention", "head", "layers", "losses", "model", "packing", "ranks", "training", "unroll")
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 

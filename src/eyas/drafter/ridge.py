@@ -16,7 +16,7 @@ from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Document, Documents
 from eyas.errors import EyasError
 
-_SELF_SCORE = 12.0  # attention score of a row on itself; on a row of another token about 0 +- 1.5
+SELF_SCORE = 12.0  # attention score of a row on itself; on a row of another token about 0 +- 1.5
 
 
 class NormalEquations:
@@ -161,11 +161,11 @@ def _spread_output(drafter: Drafter, basis_DJ: Tensor) -> None:
 
 
 def _attend_to_self(drafter: Drafter, generator: torch.Generator) -> None:
-    """Give q and k one random projection a key head, scaled for `_SELF_SCORE` on unit inputs."""
+    """Give q and k one random projection a key head, scaled for `SELF_SCORE` on unit inputs."""
     attention, config = drafter.midlayer.self_attn, drafter.config
     K, width = config.head_dim, config.hidden_size
     shared_GKD = torch.empty(attention.num_kv_heads, K, width)
-    std = (_SELF_SCORE / (width * K**0.5)) ** 0.5  # score = K * width * std^2 / sqrt(K)
+    std = (SELF_SCORE / (width * K**0.5)) ** 0.5  # score = K * width * std^2 / sqrt(K)
     nn.init.normal_(shared_GKD, std=std, generator=generator)
     groups = attention.num_heads // attention.num_kv_heads
     attention.k_proj.weight[:, :width] = shared_GKD.flatten(0, 1)

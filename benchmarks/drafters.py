@@ -78,6 +78,11 @@ RECIPES = {
     "induction_untrained": Recipe(trainer="none", settings={"induction": True}),
     "induction": Recipe(trainer="eyas", settings={"induction": True}),
     "induction_bfloat16": Recipe(trainer="eyas", settings={"induction": True, "dtype": "bfloat16"}),
+    "induction_epochs_4": Recipe(trainer="eyas", settings={"induction": True, "epochs": 4}),
+    "soup_4": Recipe(trainer="eyas", settings={"epochs": 4, "soup": 2}),
+    "induction_soup_4": Recipe(
+        trainer="eyas", settings={"induction": True, "epochs": 4, "soup": 2}
+    ),
     "induction_lk": Recipe(trainer="eyas", settings={"induction": True, "loss": "lk"}),
     "lr_4e-4": Recipe(trainer="eyas", settings={"lr": 4e-4}),
 }

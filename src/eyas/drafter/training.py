@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ class Run:
             aux_scale_LD=corpus.aux_scale_LD.to(self.device),
         )
         self.plan = plan_run(corpus.train.lengths, settings)
+        self.parts = parts_of([epoch for epoch, _ in self.plan], settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
@@ -154,7 +156,8 @@ class Run:
         Raises: EyasError if loss or gradient are not finite; the weights are then untouched.
         """
         settings = self.settings
-        lr = settings.lr * rate_at(step, len(self.plan), settings.warmup_ratio)
+        part = next(part for part in self.parts if step in part)
+        lr = settings.lr * rate_at(step - part.start, len(part), settings.warmup_ratio)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         epoch, documents = self.plan[step]
@@ -169,10 +172,32 @@ class Run:
                 hint="lower train.lr; at a first step look at the states (`eyas verify`) and the "
                 "target's weights; the last checkpoint before this is kept",
             )
+        first = step == 0 and len(self.parts) > 1
+        begin = [p.detach().clone() for p in self.drafter.parameters()] if first else []
         self.optimizer.step()
+        if len(self.parts) > 1:
+            self._stir(step, begin, last_of_part=step == part[-1])
         head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
         total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
         return {**head, **total, **figures(tally)}, tokens
+
+    @torch.no_grad()
+    def _stir(self, step: int, begin: list[Tensor], *, last_of_part: bool) -> None:
+        """Keep the start; at a part's end add its share to the mean, and begin again or take that.
+
+        Both lie with Adam's moments, which are saved and resumed.
+        """
+        for index, parameter in enumerate(self.drafter.parameters()):
+            state = self.optimizer.state[parameter]
+            if begin:
+                state |= {"begin": begin[index], "mean": torch.zeros_like(parameter)}
+            if not last_of_part:
+                continue
+            state["mean"].add_(parameter, alpha=1.0 / len(self.parts))
+            over = step + 1 == len(self.plan)
+            parameter.copy_(state["mean" if over else "begin"])
+            for moment in ("exp_avg", "exp_avg_sq", "step"):
+                state[moment].zero_()
 
 
 def train(
@@ -185,7 +210,9 @@ def train(
 ) -> list[Row]:
     """Train in place, going on from the checkpoint if there is one; return the curve.
 
-    Validates before the first step and after each epoch.
+    Validates before the first step and after each epoch. A soup (`settings.soup` runs from the same
+    start, each in other orders; what is kept is the mean of their weights, arXiv 2203.05482) is
+    validated as such after its last epoch only, before that the run in work.
 
     Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
     """
@@ -241,6 +268,22 @@ def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]
         for epoch in range(1, settings.epochs + 1)
         for documents in plan_epoch(lengths, settings.tokens_per_step, settings.seed + epoch)
     ]
+
+
+def parts_of(epochs: list[int], settings: Train) -> list[range]:
+    """Return the steps of each run of the soup, given the epoch of every step.
+
+    Raises: EyasError unless each run has as many epochs.
+    """
+    if settings.soup < 1 or settings.epochs % settings.soup:
+        raise EyasError(
+            f"train.soup: expected a divisor of train.epochs ({settings.epochs}), "
+            f"got {settings.soup}",
+            hint="each run of the soup has epochs / soup epochs; 1 is a run as usual",
+        )
+    each = settings.epochs // settings.soup
+    ends = [sum(epoch <= each * part for epoch in epochs) for part in range(settings.soup + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
 
 
 def rate_at(step: int, total: int, warmup_ratio: float) -> float:

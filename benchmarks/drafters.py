@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drafter_data import KEPT, Data, anchor, finished_run
+from drafter_data import KEPT, Data, anchor, anchor_split, finished_run
 from drafter_runs import Place, Recipe, build
 
 from eyas.desk.params import read_params
@@ -50,6 +50,8 @@ _PEER_READS = (
     "clip_norm",
 )
 _SMALL = {"tokens_per_step": 400, "ttt_steps": 3}
+DATA = {"anchor": anchor, "anchor_split": anchor_split, "run": lambda _: finished_run()}
+_LOOKING = {"induction": True, "dtype": "bfloat16"}
 Gains = list[tuple[int, ...]]  # of every held-out prompt
 RECIPES = {
     OURS: Recipe(trainer="eyas"),
@@ -76,14 +78,11 @@ RECIPES = {
     "loss_lk": Recipe(trainer="eyas", settings={"loss": "lk"}),
     "bfloat16": Recipe(trainer="eyas", settings={"dtype": "bfloat16"}),
     "induction_untrained": Recipe(trainer="none", settings={"induction": True}),
-    "induction": Recipe(trainer="eyas", settings={"induction": True}),
-    "induction_bfloat16": Recipe(trainer="eyas", settings={"induction": True, "dtype": "bfloat16"}),
     "induction_epochs_4": Recipe(trainer="eyas", settings={"induction": True, "epochs": 4}),
-    "soup_4": Recipe(trainer="eyas", settings={"epochs": 4, "soup": 2}),
-    "induction_soup_4": Recipe(
-        trainer="eyas", settings={"induction": True, "epochs": 4, "soup": 2}
-    ),
-    "induction_lk": Recipe(trainer="eyas", settings={"induction": True, "loss": "lk"}),
+    "induction_3": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3}),
+    "induction_3_lk": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3, "loss": "lk"}),
+    "soup_4": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 4, "soup": 2}),
+    "soup_6": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 6, "soup": 2}),
     "lr_4e-4": Recipe(trainer="eyas", settings={"lr": 4e-4}),
 }
 
@@ -91,7 +90,7 @@ RECIPES = {
 def main() -> None:
     """Read the arguments, make what is missing, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", choices=("anchor", "run"), default="anchor")
+    parser.add_argument("--data", choices=sorted(DATA), default="anchor")
     parser.add_argument("--anchor", type=Path, default=Path("../shared/anchor"))
     parser.add_argument("--recipes", nargs="+", choices=sorted(RECIPES), default=[OURS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -100,7 +99,7 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path, default=Path(".venv-peers/bin/python"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    data = anchor(given.anchor) if given.data == "anchor" else finished_run()
+    data = DATA[given.data](given.anchor)
     place = Place(
         folder=KEPT,
         budget_cpu_s=60 * given.cpu_minutes,

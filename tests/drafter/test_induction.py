@@ -126,12 +126,23 @@ def test_the_output_is_the_ridge_solution_over_what_the_heads_read(made: Made) -
     torch.testing.assert_close(got * size, want * size, rtol=1e-2, atol=1e-4)
 
 
-def test_rows_whose_state_was_not_kept_are_left_out(made: Made) -> None:
+def test_rows_whose_state_was_not_kept_and_documents_of_two_tokens_are_left_out(made: Made) -> None:
     part = [dataclasses.replace(d, final_TD=d.final_TD.clone()) for d in made.documents.documents]
     for document in part:
         document.final_TD[:HALF] = torch.nan
-    made.documents = InMemory(part)
+    short = [
+        dataclasses.replace(
+            part[0],
+            input_ids_T=part[0].input_ids_T[:size],
+            reply_T=part[0].reply_T[:size],
+            aux_TLD=part[0].aux_TLD[:size],
+            final_TD=part[0].final_TD[:size],
+        )
+        for size in (1, 2)
+    ]
+    made.documents = InMemory([*short, *part])
     made.look_back()
+    made.documents = InMemory(part)
     assert all(torch.isfinite(p).all() for p in made.drafter.parameters())
     assert made.foretold() > 0.5
 

@@ -10,7 +10,7 @@ from eyas.drafter import checkpoint
 from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Packer
-from eyas.drafter.training import Corpus, Progress, Saving, parts_of, plan_run, rate_at, train
+from eyas.drafter.training import Corpus, Progress, Row, Saving, parts_of, plan_run, rate_at, train
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -87,20 +87,25 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits(tiny, tmp_path: Path, 
 
 
 def test_a_soup_is_the_mean_of_runs_from_the_same_start(tiny, tmp_path: Path) -> None:
-    def trained(epochs: int, seed: int, soup: int = 1) -> Drafter:
+    def trained(epochs: int, seed: int, soup: int = 1) -> tuple[Drafter, list[Row]]:
         settings = dataclasses.replace(SETTINGS, epochs=epochs, seed=seed, soup=soup)
         saving = Saving(path=tmp_path / str(len(list(tmp_path.iterdir()))), every_s=1e9)
         drafter = make_drafter(tiny)
-        train(drafter, make_corpus(tiny), settings, saving, on_step=no_word)
-        return drafter
+        return drafter, train(drafter, make_corpus(tiny), settings, saving, on_step=no_word)
 
-    soup = trained(4, SETTINGS.seed, soup=2)
+    soup, curve = trained(4, SETTINGS.seed, soup=2)
     runs = [trained(2, SETTINGS.seed + past) for past in (0, 2)]
     for (name, got), *each in zip(
-        soup.named_parameters(), *(run.parameters() for run in runs), strict=True
+        soup.named_parameters(), *(run.parameters() for run, _ in runs), strict=True
     ):
         assert not torch.equal(*each), name
         torch.testing.assert_close(got, sum(each) / 2, rtol=1e-12, atol=1e-12, msg=name)
+    first, second = (its for _, its in runs)
+    # the same losses and rates, and each run validated as it ended, the soup after all
+    for rows, its in ((curve[: len(first)], first), (curve[len(first) : -1], second[1:-1])):
+        assert [row["loss_step1"] for row in rows] == [row["loss_step1"] for row in its]
+        assert [row.get("lr") for row in rows] == [row.get("lr") for row in its]
+    assert curve[-1]["loss_step1"] != second[-1]["loss_step1"]
 
 
 def test_a_soup_of_uneven_runs_is_refused() -> None:

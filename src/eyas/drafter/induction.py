@@ -21,6 +21,7 @@ from eyas.settings import Train
 
 _MATCH_SCORE = 30.0  # attention score of a row whose token is the one just read, if decoded well
 _WHITENING = 0.003  # ridge of the whitening, of the mean square
+_LEAST_TOKENS = 3  # a row after the sink's, and the state that it foresees
 _LONGEST_TOKENS = 2048  # of a document: attention here holds all pairs of rows
 
 
@@ -42,6 +43,8 @@ def look_back(
     for index in range(len(documents.lengths)):
         document, part = documents.read(index), slice(_LONGEST_TOKENS)
         ids = document.input_ids_T[part].tolist()
+        if len(ids) < _LEAST_TOKENS:
+            continue
         hidden_TD, heads_TJ = runner.attend(ids, document.aux_TLD[part])
         state_TD = document.final_TD[part][2:].float() / norm_weight_D
         kept_T = ~state_TD.isnan().all(-1)

@@ -156,7 +156,7 @@ class Run:
         Raises: EyasError if loss or gradient are not finite; the weights are then untouched.
         """
         settings = self.settings
-        part = next(part for part in self.parts if step in part)
+        part = self.part_of(step)
         lr = settings.lr * rate_at(step - part.start, len(part), settings.warmup_ratio)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
@@ -175,24 +175,26 @@ class Run:
         first = step == 0 and len(self.parts) > 1
         begin = [p.detach().clone() for p in self.drafter.parameters()] if first else []
         self.optimizer.step()
-        if len(self.parts) > 1:
-            self._stir(step, begin, last_of_part=step == part[-1])
+        for parameter, kept in zip(self.drafter.parameters(), begin, strict=False):
+            self.optimizer.state[parameter] |= {"begin": kept, "mean": torch.zeros_like(kept)}
         head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
         total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
         return {**head, **total, **figures(tally)}, tokens
 
-    @torch.no_grad()
-    def _stir(self, step: int, begin: list[Tensor], *, last_of_part: bool) -> None:
-        """Keep the start; at a part's end add its share to the mean, and begin again or take that.
+    def part_of(self, step: int) -> range:
+        """Return the steps of the run of the soup that this step belongs to."""
+        return next(part for part in self.parts if step in part)
 
-        Both lie with Adam's moments, which are saved and resumed.
+    @torch.no_grad()
+    def stir(self, step: int) -> None:
+        """At the end of a run of a soup add its weights to the mean; begin again, or take the mean.
+
+        Mean and start lie with Adam's moments, which are saved and resumed.
         """
-        for index, parameter in enumerate(self.drafter.parameters()):
+        if len(self.parts) == 1 or step != self.part_of(step)[-1]:
+            return
+        for parameter in self.drafter.parameters():
             state = self.optimizer.state[parameter]
-            if begin:
-                state |= {"begin": begin[index], "mean": torch.zeros_like(parameter)}
-            if not last_of_part:
-                continue
             state["mean"].add_(parameter, alpha=1.0 / len(self.parts))
             over = step + 1 == len(self.plan)
             parameter.copy_(state["mean" if over else "begin"])
@@ -231,8 +233,12 @@ def train(
         curve.append(row)
         step += 1
         last = step == len(run.plan)
+        if last:
+            run.stir(step - 1)
         if last or run.plan[step][0] != row["epoch"]:
             curve += run.validate(step, row["epoch"])
+        if not last:
+            run.stir(step - 1)
         if ranks.leads() and (last or time.monotonic() - saved_s >= saving.every_s):
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()

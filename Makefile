@@ -109,10 +109,11 @@ bench: $(VENV)/.bench ## the generation client's figures, beside its peers (abou
 	python benchmarks/budget.py --concurrency 2000 --budget-tokens 10000000
 	python benchmarks/crash.py --kills 20
 
-bench-states: $(VENV)/.dev $(SGLANG)/.ready ## hidden states: bytes, speeds, backends against each other, kills (about 15 minutes)
+bench-states: $(VENV)/.dev $(SGLANG)/.ready ## hidden states: bytes, speeds, backends against each other, kills, a bounded disk (about 20 minutes)
 	python benchmarks/store.py
 	python benchmarks/extract.py --sglang
 	python benchmarks/extract_kill.py --kills 10
+	python benchmarks/window.py
 
 bench-codecs: $(VENV)/.run ## what each way to store states costs in acceptance, on the data of `make run` (about 100 minutes)
 	python benchmarks/codecs.py

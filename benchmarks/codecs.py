@@ -25,8 +25,9 @@ from drafters import RECIPES, Gains, compare, run, taus_of
 from eyas.desk.params import Params, read_params
 from eyas.errors import EyasError
 from eyas.parquet import read_samples
-from eyas.settings import Runtime
-from eyas.stages import extract, train
+from eyas.settings import Extract, Runtime
+from eyas.stages import train
+from eyas.states.capturing import about_target, read_job
 from eyas.states.job import build_manifest
 from eyas.states.layout import Captured
 from eyas.states.shards import write_shard
@@ -91,7 +92,8 @@ def stored_in(data: Data, name: str) -> Data:
 
 def written_anew(source: Store, params: Params, head_VD: torch.Tensor) -> Store:
     """Return a store of another layout, with the states of `source`; its shards are kept."""
-    job = extract.read_job(params)
+    folder = Path(params.knob("runtime", Runtime).store)
+    job = read_job(params.section("extract", Extract), folder)
     job.folder.mkdir(parents=True, exist_ok=True)
     for number, rows_of_shard in enumerate(job.runs):
         if not job.is_there(number):
@@ -99,8 +101,7 @@ def written_anew(source: Store, params: Params, head_VD: torch.Tensor) -> Store:
             states = [source.read(sample.id) for sample in samples]
             rows = [Captured(aux_TLD=s.aux_TLD, final_TD=s.final_TD) for s in states]
             write_shard(job.path(number), samples, rows, job.layout, head_VD)
-    store = params.knob("runtime", Runtime).store
-    return Store(build_manifest(job, extract.about_target(), range(len(job.runs))), Path(store))
+    return Store(build_manifest(job, about_target(), range(len(job.runs))), folder)
 
 
 def summary(data: Data, name: str, gains: dict[str, list[Gains]]) -> dict[str, Any]:

@@ -29,9 +29,10 @@ from eyas.records import Span
 from eyas.settings import Drafter as DrafterSettings
 from eyas.settings import Evaluate, Runtime
 from eyas.stages import evaluate
-from eyas.stages.train import StoredDocuments, read_inputs
+from eyas.stages.train import MANIFEST, StoredDocuments, read_inputs
 from eyas.states.capture_hf import batches, capture
 from eyas.states.folder import SIDECAR
+from eyas.states.store import open_store
 from eyas.states.target import TargetHead, aux_layers, load_head, load_model
 from eyas.tokens.codecs import load_codec
 
@@ -177,7 +178,7 @@ def anchor(folder: Path) -> Data:
 def finished_run() -> Data:
     """Read this folder's run: its store and mixture, its held-out prompts decoded plainly."""
     params = read_params()
-    inputs = read_inputs(params, Path(params.knob("runtime", Runtime).store))
+    inputs = read_inputs(params, open_store(MANIFEST, Path(params.knob("runtime", Runtime).store)))
     meta, settings = inputs.store.meta, params.section("evaluate", Evaluate)
     codec = load_codec(params.section("target.codec", str), TARGET)
     sources = params.section("merge.sources", tuple[str, ...])

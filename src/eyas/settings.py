@@ -183,6 +183,7 @@ class Extract:
     teacher_k: int | None = None  # log-probabilities kept of each supervised row; null: none
     final_every: int = 1  # with teacher_k: of these rows, each n-th keeps its final state too
     compute_dtype: str | None = None  # null: float32; sglang: the target's own
+    window_gb: float | None = None  # of shards at a time; null: all are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +290,7 @@ class ExtractRuntime:
     workers: int = 1  # processes that make shards at the same time; sglang: for each server
     servers: tuple[str, ...] = ()  # sglang: addresses
     patience_s: float = 600.0  # sglang: how long a server that is gone is waited for
+    keep_windows: bool = False  # with extract.window_gb: delete no shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

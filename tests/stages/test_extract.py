@@ -14,7 +14,7 @@ from eyas.files import read_json, write_json
 from eyas.parquet import write_samples
 from eyas.records import Sample
 from eyas.stages import extract
-from eyas.states import capture_hf, store
+from eyas.states import capture_hf, shards, store
 from eyas.states.layout import Captured
 from eyas.states.target import load_head
 
@@ -186,7 +186,7 @@ def test_a_disk_that_fills_while_running_is_told_before_the_next_shard(
         if checks == 4:  # once for all of them, then for each
             raise EyasError("0.00 GB free")
 
-    monkeypatch.setattr(extract.shards, "check_space", check_space)
+    monkeypatch.setattr(shards, "check_space", check_space)
     with pytest.raises(EyasError, match="GB free"):
         extract.work(params())
     assert len(list(home.glob("var/states/*/shard-*.json"))) == 2

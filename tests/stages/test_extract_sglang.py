@@ -20,10 +20,13 @@ from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.parquet import write_samples
 from eyas.records import Sample
+from eyas.settings import Extract
 from eyas.stages import extract
 from eyas.states import capture_sglang, handover, sglang_plugin, store
 from eyas.states.capture_hf import capture
+from eyas.states.capturing import read_job
 from eyas.states.handover import place_of, plan_of, write_plan
+from eyas.states.job import Job
 from eyas.states.layout import Captured
 from eyas.states.shards import shard_path
 
@@ -367,12 +370,16 @@ def test_a_rid_is_never_taken_for_a_path(tmp_path: Path) -> None:
             place_of(rid, tmp_path)
 
 
+def job_of(home: Path, params: Params) -> Job:
+    return read_job(params.section("extract", Extract), home / "var/states")
+
+
 def test_rows_of_an_attempt_that_was_given_up_are_refused(
     home: Path, stand_in: StandIn, url: str
 ) -> None:
     extract.work(params(url))
     folder = next(home.glob("var/states/*"))
-    plan = plan_of(extract.read_job(params(url)), "aa", [sample(0, 4)])
+    plan = plan_of(job_of(home, params(url)), "aa", [sample(0, 4)])
     write_plan(folder / "shard-00000.safetensors", plan)
     states = SimpleNamespace(hidden_states=torch.ones(4, 144), last_hidden_states=torch.ones(4, 48))
     stale = stand_in.request([1, 2, 3, 4], f"{folder.name}-0-bb-0")
@@ -397,7 +404,7 @@ def test_what_went_wrong_with_an_earlier_attempt_stops_no_later_one(
     monkeypatch.setattr(capture_sglang, "write_plan", write_late)
     extract.work(params(url))
     (shard, *_) = home.glob("var/states/*/shard-00000.safetensors")
-    write_plan(shard, plan_of(extract.read_job(params(url)), "aa", [sample(0, 4)]))
+    write_plan(shard, plan_of(job_of(home, params(url)), "aa", [sample(0, 4)]))
     assert not handover.fault_path(shard, "0ff").exists()
 
 

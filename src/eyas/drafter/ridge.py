@@ -7,9 +7,14 @@ heads a key head, K head dim, J = G*K.
 Source: own; measured against copied and random starts in RESULTS.md.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
+from eyas.drafter import ranks
+from eyas.drafter.checkpoint import load_tensors, save_tensors
 from eyas.drafter.config import AUX_STATES
 from eyas.drafter.layers import rms_norm
 from eyas.drafter.mla import divisor, shape_of
@@ -54,6 +59,18 @@ class NormalEquations:
                 total.add_(features_TF.T @ other, alpha=weight)
         self.rows += weight * len(features_TF)
 
+    def save(self, path: Path, begin: int) -> None:
+        """Write the sums, and the document with which they go on."""
+        sums = {"gram_FF": self.gram_FF, "cross_FD": self.cross_FD}
+        save_tensors(path, sums, {"begin": str(begin), "rows": str(self.rows)})
+
+    def load(self, path: Path) -> int:
+        """Take over saved sums; return the document with which they go on."""
+        sums, about = load_tensors(path)
+        self.gram_FF, self.cross_FD = sums["gram_FF"], sums["cross_FD"]
+        self.rows = float(about["rows"])
+        return int(about["begin"])
+
     def solve(self, strength: float) -> Tensor:
         """Return the map [D, F] from features to state; `strength` is relative to unit features.
 
@@ -83,12 +100,25 @@ class NormalEquations:
 
 
 def sum_equations(
-    documents: Documents, embed_VD: Tensor, norm_weight_D: Tensor, eps: float
+    documents: Documents,
+    embed_VD: Tensor,
+    norm_weight_D: Tensor,
+    eps: float,
+    *,
+    windows: Sequence[int] = (),
+    path: Path | None = None,
 ) -> NormalEquations:
-    """Return the normal equations of all documents, in one pass."""
+    """Return the normal equations of all documents, in one pass.
+
+    With the `windows` of the documents (`plan_epoch`) the sums are saved at `path` before one is
+    left, and the pass goes on from there.
+    """
     width = embed_VD.shape[1]
     equations = NormalEquations((AUX_STATES + 1) * width, width)
-    for index in range(len(documents.lengths)):
+    begin = equations.load(path) if path and path.is_file() else 0
+    for index in range(begin, len(documents.lengths)):
+        if path and index > begin and windows[index] != windows[index - 1] and ranks.leads():
+            equations.save(path, index)
         document = documents.read(index)
         equations.add(document, embed_VD[document.input_ids_T.long()], norm_weight_D, eps)
     return equations

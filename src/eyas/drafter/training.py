@@ -15,7 +15,7 @@ Legend: V target vocabulary, N draft vocabulary, D hidden size, L aux layers.
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
@@ -79,7 +79,7 @@ class Run:
             head_ND=corpus.head_ND.to(self.device, dtype),
             aux_scale_LD=corpus.aux_scale_LD.to(self.device),
         )
-        self.plan = plan_run(corpus.train.lengths, settings)
+        self.plan = plan_run(corpus.train.lengths, settings, corpus.train.windows)
         self.parts = parts_of([epoch for epoch, _ in self.plan], settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
         self.optimizer = torch.optim.AdamW(
@@ -98,6 +98,7 @@ class Run:
         any of them. Loss and tally are of all ranks, gradients of this one.
         """
         tokens = sum(packer.lengths[index] for index in documents)
+        packer.enter(documents[0])
         mine = ranks.share(documents, packer.lengths)
         parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
         packs = [packer.pack(part) for part in parts]
@@ -138,6 +139,11 @@ class Run:
             recompute=recompute,
             loss=loss,
         )
+
+    def leaves_window(self, step: int) -> bool:
+        """Tell whether a step, which is not the first, reads another window than the last."""
+        before, now = (self.plan[number][1][0] for number in (step - 1, step))
+        return self.corpus.train.windows[before] != self.corpus.train.windows[now]
 
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""
@@ -239,7 +245,8 @@ def train(
             curve += run.validate(step, row["epoch"])
         if not last:
             run.stir(step - 1)
-        if ranks.leads() and (last or time.monotonic() - saved_s >= saving.every_s):
+        due = last or run.leaves_window(step) or time.monotonic() - saved_s >= saving.every_s
+        if ranks.leads() and due:
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
@@ -259,7 +266,9 @@ def dtype_of(settings: Train) -> torch.dtype:
     return getattr(torch, settings.dtype)
 
 
-def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]:
+def plan_run(
+    lengths: list[int], settings: Train, windows: Sequence[int] = ()
+) -> list[tuple[int, list[int]]]:
     """Return (epoch, document indices) of every optimiser step, each epoch in its own order.
 
     Raises: EyasError if there are no documents.
@@ -272,7 +281,9 @@ def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]
     return [
         (epoch, documents)
         for epoch in range(1, settings.epochs + 1)
-        for documents in plan_epoch(lengths, settings.tokens_per_step, settings.seed + epoch)
+        for documents in plan_epoch(
+            lengths, settings.tokens_per_step, settings.seed + epoch, windows
+        )
     ]
 
 

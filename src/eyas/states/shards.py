@@ -75,7 +75,10 @@ def without_defaults(record: Any) -> dict[str, Any]:
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
-    """Cut samples, in order, into runs of at most `shard_tokens` tokens; a longer one is alone."""
+    """Cut samples, in order, into runs of at most `shard_tokens` tokens; a longer one is alone.
+
+    Shards are cut into windows by the same rule, in bytes.
+    """
     runs: list[range] = []
     start = used = 0
     for row, length in enumerate(lengths):

@@ -76,6 +76,7 @@ class Manifest:
     meta: StoreMeta
     shards: tuple[Shard, ...]
     samples: tuple[StoredSample, ...]
+    windows: dict[str, Any] | None = None  # options of extract; the rest is then validation alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,10 @@ class Store:
             top_T2K=self._top(file, entry) if self._layout.teacher_k else None,
         )
 
+    def close(self) -> None:
+        """Let go of all files, so that a deleted one gives its room back; read opens them anew."""
+        self._open.clear()
+
     def _final(self, file: Any, entry: StoredSample) -> torch.Tensor:
         positions_R = final_positions(self._layout, entry.length, entry.spans)
         rows = _rows(self._starts[entry.id][0], len(positions_R))
@@ -177,7 +182,8 @@ def open_store(manifest: Path, folder: Path) -> Store:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the index; equal stores give equal bytes."""
     meta = without_defaults(manifest.meta)
-    write_json(path, {"format": FORMAT, **dataclasses.asdict(manifest), "meta": meta})
+    value = {k: v for k, v in dataclasses.asdict(manifest).items() if v is not None}
+    write_json(path, {"format": FORMAT, **value, "meta": meta})
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -194,6 +200,7 @@ def read_manifest(path: Path) -> Manifest:
             meta=dataclasses.replace(meta, layers=tuple(meta.layers)),
             shards=tuple(Shard(**shard) for shard in value["shards"]),
             samples=tuple(_sample(sample) for sample in value["samples"]),
+            windows=value.get("windows"),
         )
     except (KeyError, TypeError) as error:
         raise EyasError(f"{path}: not a manifest ({error})", hint=_WITHOUT_INDEX) from None

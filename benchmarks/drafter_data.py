@@ -1,12 +1,14 @@
 """What drafters are compared on: replies with their states, and greedy held-out paths.
 
 `anchor` reads replies with exact ids from two JSONL files (id, source, prompt_ids, reply_ids): the
-first is trained on, never the second. `finished_run` reads the store and the held-out prompts of a
-run's folder. States and greedy paths are computed once and kept under var/drafters/.
+first is trained on, never the second. `anchor_split` reads the first alone, in two parts.
+`finished_run` reads the store and the held-out prompts of a run's folder. States and greedy paths
+are computed once and kept under var/drafters/.
 
 Legend: T tokens, L aux layers, D hidden size, V target vocabulary.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -85,6 +87,46 @@ class Captured:
             aux_TLD=self.tensors["aux"][rows].float(),
             final_TD=self.tensors["final"][rows].float(),
         )
+
+
+class Some:
+    """Chosen documents of others."""
+
+    def __init__(self, documents: Documents, chosen: Sequence[int]) -> None:
+        self._documents, self._chosen = documents, chosen
+        self.lengths = [documents.lengths[index] for index in chosen]
+
+    def read(self, index: int) -> Document:
+        """Return a document."""
+        return self._documents.read(self._chosen[index])
+
+
+def anchor_split(folder: Path) -> Data:
+    """Read the first file alone: a fifth of its replies, as sampled, is judged on, not trained on.
+
+    For choosing among recipes; the second file is for the recipe chosen.
+    """
+    whole = anchor(folder)
+    rows = list(read_jsonl(folder / "train.jsonl"))
+    judged = range(2, len(rows), 5)
+    found = {row: whole.documents.read(row) for row in judged}
+    paths = [
+        Heldout(
+            source=rows[row]["source"],
+            prompt_tokens=len(rows[row]["prompt_ids"]),
+            ids=document.input_ids_T.tolist(),
+            aux_TLD=document.aux_TLD,
+        )
+        for row, document in found.items()
+    ]
+    others = [row for row in range(len(rows)) if row not in found]
+    return dataclasses.replace(
+        whole,
+        name="anchor_split",
+        digest=f"{whole.digest}-split",
+        documents=Some(whole.documents, others),
+        paths=paths,
+    )
 
 
 def anchor(folder: Path) -> Data:

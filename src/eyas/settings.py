@@ -230,6 +230,9 @@ class Train:
     seed: int  # of the start, where random, and of the order
     feedback_rounds: int = 0  # ridge: how often the MLP is solved on the drafter's own states
     feedback_strength: float = 0.1  # of these regressions
+    induction: bool = False  # ridge: heads that look for the last token's earlier occurrences
+    soup: int = 1  # runs of epochs / soup epochs from the same start, whose weights are averaged
+    loss: str = "kl"  # kl | tv | nla | lk: what a prediction is trained on (docs/training_step.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,8 +116,8 @@ def test_the_bill_decides_what_is_exact_near_or_rejected(
         ({"content": ""}, "empty_reply", "finish_reason stop"),
         ({"content": None, "finish_reason": "length"}, "empty_reply", "finish_reason length"),
         ({"content": "�", "finish_reason": "length"}, "empty_reply", "finish_reason length"),
-        ({"reasoning": "hm"}, "not_of_this_format", "got reasoning"),
-        ({"tool_calls": ({"id": "x"},)}, "not_of_this_format", "got tool_calls"),
+        ({"reasoning": "hm"}, "not_of_this_format", "no place for reasoning"),
+        ({"tool_calls": ({"id": "x"},)}, "not_of_this_format", "no place for tool_calls"),
         ({"prompt_tokens": 1}, "prompt_mismatch", "billed 1 prompt tokens, rendered"),
     ],
 )

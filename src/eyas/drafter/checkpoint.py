@@ -20,12 +20,11 @@ from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_START = ("config", "feedback", "inference", "ridge", "vocabulary")
+_START = ("config", "feedback", "induction", "inference", "ridge", "vocabulary")
 _STEP = (
     *("attention", "families", "head", "layers", "losses", "mla", "model", "packing", "ranks"),
     *("training", "unroll"),
 )
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def save_drafter(path: Path, drafter: Drafter) -> None:
@@ -63,8 +62,8 @@ def save_checkpoint(
     tensors = {"rng": torch.get_rng_state()}
     for name, parameter in drafter.named_parameters():
         tensors[f"weight/{name}"] = parameter.detach()
-        for moment in _MOMENTS:
-            tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment]
+        for kept, tensor in optimizer.state[parameter].items():
+            tensors[f"{kept}/{name}"] = tensor
     save_tensors(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
 
 
@@ -76,9 +75,11 @@ def load_checkpoint(
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.copy_(tensors[f"weight/{name}"])
-            moments = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+            of_it = (key for key in tensors if key.endswith(f"/{name}"))
+            state = {key.removesuffix(f"/{name}"): tensors[key] for key in of_it}
+            state.pop("weight")
             optimizer.state[parameter].update(
-                {moment: tensor.to(parameter.device) for moment, tensor in moments.items()}
+                {kept: tensor.to(parameter.device) for kept, tensor in state.items()}
             )
     torch.set_rng_state(tensors["rng"])
     return int(about["step"]), orjson.loads(about["curve"])

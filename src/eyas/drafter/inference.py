@@ -163,6 +163,13 @@ class DraftRunner:
             drafts.append(self._best_each(out_TD))
         return torch.stack(drafts, dim=1)
 
+    def attend(self, path: Sequence[int], aux_TLD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return fc's states [T-1, D] of a known path's rows, and what o_proj reads [T-1, H*K]."""
+        ids, rows = torch.tensor(path[1:]), len(path) - 1
+        hidden = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
+        q, k, v = self._project(ids, hidden, torch.arange(rows))
+        return hidden, self._attend(q, k, v, torch.ones(rows, rows, dtype=torch.bool).tril())
+
     def foresee(
         self, path: Sequence[int], aux_TLD: Tensor, num_steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafter.head import HeadLoss, Labels, Result
+from eyas.drafter.head import LOSSES, HeadLoss, Labels, Result
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack
 from eyas.drafter.unroll import Layout, build_layout, rows_at
+from eyas.errors import EyasError
 
 _TEACHER_ROWS = 256  # logits of the target at a time
 
@@ -38,6 +39,15 @@ class Tally(NamedTuple):
         return Tally(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+def check_loss(name: str) -> None:
+    """Refuse a loss that there is not.
+
+    Raises: EyasError.
+    """
+    if name not in LOSSES:
+        raise EyasError(f"train.loss: expected one of {', '.join(LOSSES)}, got {name!r}")
+
+
 def trained_rows(pack: Pack, steps: int) -> list[int]:
     """Return how many rows of each step carry loss."""
     position_T = torch.cat([torch.arange(length) for length in pack.lengths])
@@ -53,6 +63,7 @@ def pack_loss(
     weights: tuple[float, ...],
     *,
     recompute: bool = False,
+    loss: str = "kl",
 ) -> tuple[Tensor, Tally]:
     """Return the weighted loss of a pack over len(weights) TTT steps, and its tally.
 
@@ -66,7 +77,7 @@ def pack_loss(
     labels = _labels(pack, layout, teacher, weights)
     aux_TLD = pack.aux_TLD.to(embed_TD.dtype)
     outputs = drafter.unroll(embed_TD, aux_TLD, layout, steps, recompute=recompute)
-    settings = (drafter.config.rms_norm_eps, torch.is_grad_enabled())
+    settings = (drafter.config.rms_norm_eps, torch.is_grad_enabled(), loss)
     weight_D, weight_ND = drafter.norm.weight, drafter.lm_head.weight
     result = Result(*HeadLoss.apply(labels, settings, weight_D, weight_ND, *outputs))
     return result.total, _tally(result, labels, pack, layout)

@@ -22,7 +22,7 @@ from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Document, Documents
 from eyas.errors import EyasError
 
-_SELF_SCORE = 12.0  # attention score of a row on itself; on a row of another token about 0 +- 1.5
+SELF_SCORE = 12.0  # attention score of a row on itself; on a row of another token about 0 +- 1.5
 
 
 class NormalEquations:
@@ -189,7 +189,7 @@ def _lay_in_llama(
     attention.weight("v_proj")[:, :width] = value_JD.to(attention.weight("v_proj").dtype)
     basis_DGK = basis_DJ.unflatten(1, (config.num_key_value_heads, -1)) / groups
     attention.weight("o_proj").copy_(basis_DGK.repeat_interleave(groups, dim=1).flatten(1))
-    std = (_SELF_SCORE / (width * K**0.5)) ** 0.5  # score = K * width * std^2 / sqrt(K)
+    std = (SELF_SCORE / (width * K**0.5)) ** 0.5  # score = K * width * std^2 / sqrt(K)
     shared_GKD = torch.empty(config.num_key_value_heads, K, width)
     nn.init.normal_(shared_GKD, std=std, generator=generator)
     attention.weight("k_proj")[:, :width] = shared_GKD.flatten(0, 1)
@@ -223,7 +223,7 @@ def _lay_in_mla(
     weight("o_proj")[:, : copies * rank] = (basis_DJ * size_J / copies).repeat(1, copies)
     compared = min(rank, s.q_lora_rank or rank)  # the axes of most variance are the last
     score_HPC = torch.empty(heads, s.qk_nope_head_dim, compared)
-    std = (_SELF_SCORE * divisor(config) / (compared * s.qk_nope_head_dim)) ** 0.5
+    std = (SELF_SCORE * divisor(config) / (compared * s.qk_nope_head_dim)) ** 0.5
     nn.init.normal_(score_HPC, std=std, generator=generator)
     both[:, : s.qk_nope_head_dim, rank - compared : rank] = score_HPC
     if s.q_lora_rank is None:

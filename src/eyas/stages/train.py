@@ -30,6 +30,7 @@ from eyas.drafter.checkpoint import digest_of, keep_start, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
 from eyas.drafter.families import FAMILIES
 from eyas.drafter.feedback import refine
+from eyas.drafter.induction import look_back
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting, summarise
@@ -281,6 +282,7 @@ def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
         head_ND=head.lm_head_VD[drafter.t2d],
         seed=seed,
     )
+    look_back(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
     refine(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
 
 

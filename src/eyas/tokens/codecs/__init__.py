@@ -86,10 +86,10 @@ def load_codec(name: str, folder: Path) -> Codec:
     return _LOADERS[name](folder)
 
 
-def _chatml(folder: Path) -> Codec:
+def _chatml(thinking: bool, folder: Path) -> Codec:
     from eyas.tokens.codecs.chatml import load_chatml
 
-    return load_chatml(folder)
+    return load_chatml(folder, thinking=thinking)
 
 
 def _kimi(release: str, folder: Path) -> Codec:
@@ -99,6 +99,7 @@ def _kimi(release: str, folder: Path) -> Codec:
 
 
 _LOADERS: dict[str, Callable[[Path], Codec]] = {
-    "chatml": _chatml,
+    "chatml": partial(_chatml, True),
+    "chatml_instant": partial(_chatml, False),  # `enable_thinking: false`, where a template asks
     **{name: partial(_kimi, name) for name in RELEASES},
 }

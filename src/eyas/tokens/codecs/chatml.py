@@ -1,4 +1,4 @@
-"""ChatML targets (SmolLM2 and its like): the folder's own template, a byte-level tokenizer.
+"""ChatML targets (SmolLM2, Qwen3 and their like): the folder's own template and tokenizer.
 
 Reads: tokenizer.json, tokenizer_config.json, chat_template.jinja of a Hugging Face folder.
 Source: transformers' apply_chat_template, whose Jinja environment is set up here alike: importing
@@ -20,8 +20,16 @@ from eyas.errors import EyasError
 from eyas.files import read_json
 from eyas.records import Message, Tool
 from eyas.tokens.codecs import ReplyParts
+from eyas.tokens.codecs.chatml_reply import CALL, END_OF_TURN, MARKERS, learn_grammar
+from eyas.tokens.codecs.kimi_prompt import THINK, THINK_END
+from eyas.tokens.codecs.replies import (
+    IMPLICIT_THINK_END,
+    is_json,
+    with_reasoning_split,
+    without_endings,
+)
 
-END_OF_TURN = "<|im_end|>"
+_ENDINGS = (END_OF_TURN, "<|endoftext|>")
 _FINISHED = ("stop", "tool_calls")
 _HINT = "build the target again with `dvc repro -f -s target`"
 _TOOLS_HEADER = "You can call these functions. To call one, answer with JSON: name, arguments."
@@ -34,22 +42,33 @@ class ChatML:
     A template that knows no `tools` gets them declared in the system message, as text and JSON;
     one that knows no `tool_calls` gets the calls of earlier turns as JSON in their content. The
     local endpoint renders with this codec as well, so both sides agree.
-    Prompts are encoded with special tokens parsed, as engines do; replies are encoded without, so
-    that a literal `<|im_end|>` in prose stays text.
+    Prompts are encoded with special tokens parsed, as engines do; replies are encoded part by part
+    without, so that a literal `<|im_end|>` in prose stays text. The glue between the parts is the
+    template's. A target whose tokenizer has no `<think>` or `<tool_call>` writes these as text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: str, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, variables: Mapping[str, str | bool]
+    ) -> None:
         added = tokenizer.get_added_tokens_decoder()
+        ids = {token.content: i for i, token in added.items()}
         self._tokenizer = tokenizer
         self._variables = dict(variables)
         self._template, names = _compile(template)
+        if "enable_thinking" in variables and "enable_thinking" not in names:
+            raise EyasError(
+                "chat template: knows no `enable_thinking`", hint="target.codec: chatml"
+            )
         self._knows_tools = "tools" in names
         self._knows_calls = "tool_calls" in template
-        self._spelled = re.compile("|".join(re.escape(t.content) for t in added.values()))
-        self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special)
-        self.markup_ids: frozenset[int] = frozenset()
-        self.stop_ids = tuple(i for i, t in added.items() if t.content == END_OF_TURN)
+        self._spelled = re.compile("|".join(map(re.escape, ids)))
+        self._markers = {token: ids[token] for token in MARKERS if token in ids}
+        self._glued = re.compile(f"({'|'.join(map(re.escape, self._markers)) or '(?!)'})")
+        self.markup_ids: frozenset[int] = frozenset(self._markers.values())
+        self.special_ids: frozenset[int] = frozenset(added) - self.markup_ids
+        self.stop_ids: tuple[int, ...] = (ids[END_OF_TURN],) if END_OF_TURN in ids else ()
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._grammar = learn_grammar(self._rendered, thinks=THINK in ids, calls=self._knows_calls)
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the ids of the whole chat prompt, the header of the reply included."""
@@ -64,43 +83,83 @@ class ChatML:
         turns = [_as_text(message, keep_calls=self._knows_calls) for message in messages]
         if tools and not self._knows_tools:
             turns = _declare_tools(turns, tools)
-        declared = list(tools) or None
+        return self._rendered(turns, True, list(tools) or None)
+
+    def _rendered(
+        self, turns: Sequence[Message], opens_reply: bool, tools: list[Tool] | None = None
+    ) -> str:
         try:
             return self._template.render(
-                messages=turns, tools=declared, add_generation_prompt=True, **self._variables
+                messages=turns, tools=tools, add_generation_prompt=opens_reply, **self._variables
             )
         except (TemplateError, TypeError) as error:
             raise EyasError(f"chat template: refuses these messages ({error})") from None
 
     def normalise(self, reply: ReplyParts) -> ReplyParts:
-        """Return the reply as it is: a server has nothing to take apart in plain text."""
-        return reply
+        """Return a reply with its parts where the target wrote them; what changed is flagged.
+
+        Markers that are plain text to the tokenizer are left in the text: the ids are the same.
+        """
+        reply = without_endings(reply, _ENDINGS)
+        if self._grammar.opening is not None and THINK_END in self._markers:
+            reply = with_reasoning_split(reply)
+        return self._grammar.with_calls_lifted(reply) if CALL in self._markers else reply
 
     def reply_ids(self, reply: ReplyParts, finish_reason: str) -> list[int]:
-        """Return the ids of a reply; they end with `<|im_end|>` unless it was cut.
+        """Return the ids of a normalised reply, `<|im_end|>` at its end unless it was cut.
 
-        Raises: EyasError for reasoning or parsed calls: how the target spelled them is not known.
+        Raises: EyasError for reasoning or calls where the template has no place for them.
         """
-        if reply.reasoning or reply.tool_calls:
-            part = "reasoning" if reply.reasoning else "tool_calls"
-            raise EyasError(f"codec chatml: expected a reply of text alone, got {part}")
-        text = reply.content or ""
-        tokenizer = self._literal if self.has_special_text(text) else self._tokenizer
-        ids = _encode(tokenizer, text)
-        return [*ids, *self.stop_ids] if finish_reason in _FINISHED else ids
+        grammar, finished = self._grammar, finish_reason in _FINISHED
+        for part, place in (("reasoning", grammar.opening), ("tool_calls", grammar.call)):
+            if getattr(reply, part) and place is None:
+                raise EyasError(f"codec chatml: the template has no place for {part} in a reply")
+        ids, text = list[int](), ""
+        for piece, is_glue in grammar.pieces(reply, finished=finished):
+            first, *rest = self._glued.split(piece) if is_glue else (piece,)
+            text += first
+            for marker, after in zip(rest[::2], rest[1::2], strict=True):
+                ids += [*self._literally(text), self._markers[marker]]
+                text = after
+        ids += self._literally(text)
+        return [*ids, *self.stop_ids] if finished else ids
+
+    def _literally(self, text: str) -> list[int]:
+        return _encode(self._literal if self.has_special_text(text) else self._tokenizer, text)
 
     def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
-        """Return the text of a sampled reply, its end-of-turn id taken off, nothing else lost."""
+        """Return the parts of a sampled reply; what has no place is kept as text."""
         kept = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)
-        return ReplyParts(content=self.decode(kept))
+        reasoning, flags = None, ()
+        opened = kept[:1] == [self._markers.get(THINK)]
+        if THINK in self._markers and (self._grammar.opening == "" or opened):
+            kept = kept[opened:]
+            ends = [m for m in (THINK_END, CALL) if self._markers.get(m) in kept]
+            if not ends:
+                return ReplyParts(content=None, reasoning=self.decode(kept))
+            at = kept.index(self._markers[ends[0]])
+            reasoning = self.decode(kept[:at])
+            kept = kept[at + (ends[0] == THINK_END) :]
+            flags = () if ends[0] == THINK_END else (IMPLICIT_THINK_END,)
+        at = kept.index(self._markers[CALL]) if self._markers.get(CALL) in kept else len(kept)
+        calls = self._grammar.calls_of(self.decode(kept[at:]))
+        content = self.decode(kept if calls is None else kept[:at])
+        return ReplyParts(content=content, reasoning=reasoning, tool_calls=calls or (), flags=flags)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, markers included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
-        """Return None: a reply of text alone has no markers."""
-        return None
+        """Return the markers of a reply if they do not follow one another as they must, or None.
+
+        A tokenizer that has none of them writes them as text, which is not looked into.
+        """
+        if not self._markers:
+            return None
+        names = {i: token for token, i in self._markers.items()}
+        found = [names[i] for i in ids if i in names]
+        return self._grammar.order_fault(found, is_cut=is_cut)
 
     def has_special_text(self, text: str) -> bool:
         """Tell whether text spells an added token, which encoding would turn into a real one."""
@@ -108,14 +167,14 @@ class ChatML:
 
     @functools.cached_property
     def _literal(self) -> Tokenizer:
-        """Return the same tokenizer with special tokens taken as text; few replies need it."""
-        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
-        tokenizer.encode_special_tokens = True
-        return tokenizer
+        """Return the same tokenizer with added tokens taken as text; few replies need it."""
+        return Tokenizer.from_str(
+            json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": []})
+        )
 
 
-def load_chatml(folder: Path) -> ChatML:
-    """Read tokenizer and template of a target folder.
+def load_chatml(folder: Path, *, thinking: bool = True) -> ChatML:
+    """Read tokenizer and template of a target folder; `thinking` off tells the template so.
 
     Raises: EyasError if either is missing or broken, or the tokenizer has no `<|im_end|>`.
     """
@@ -127,7 +186,11 @@ def load_chatml(folder: Path) -> ChatML:
     except Exception as error:  # the library raises nothing narrower
         raise EyasError(f"{path}: not a tokenizer ({error})", hint=_HINT) from None
     config = read_json(folder / "tokenizer_config.json", hint=_HINT)
-    variables = {name: _spelling(config[name]) for name in _VARIABLES if config.get(name)}
+    variables: dict[str, str | bool] = {
+        name: _spelling(config[name]) for name in _VARIABLES if config.get(name)
+    }
+    if not thinking:
+        variables["enable_thinking"] = False
     codec = ChatML(tokenizer, _template_of(folder, config), variables)
     if not codec.stop_ids:
         raise EyasError(f"{path}: no special token {END_OF_TURN}", hint="this target is not ChatML")
@@ -181,11 +244,22 @@ def _as_text(message: Message, *, keep_calls: bool) -> Message:
     if isinstance(content, list | tuple):
         content = "".join(part.get("text", "") for part in content)
     turn = message | {"content": content}
-    if keep_calls or not turn.get("tool_calls"):
+    if not turn.get("tool_calls"):
         return turn
+    if keep_calls:
+        return turn | {"tool_calls": [_with_object(call) for call in turn["tool_calls"]]}
     calls: Sequence[dict[str, Any]] = turn.pop("tool_calls")
     lines = [_sorted_json(call.get("function", call)) for call in calls]
     return turn | {"content": "\n".join([content, *lines] if content else lines)}
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    """Return the call with its arguments as an object, as engines hand them to the template."""
+    function = call.get("function")
+    given = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not isinstance(given, str) or not is_json(given):
+        return call
+    return call | {"function": function | {"arguments": json.loads(given)}}
 
 
 def _declare_tools(turns: list[Message], tools: Sequence[Tool]) -> list[Message]:

@@ -4,7 +4,6 @@ Reads: tiktoken.model, tokenizer_config.json of a Hugging Face folder.
 Source: template and tokenizer class of K2.5. kimi_prompt.RELEASES has what differs elsewhere.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from eyas.tokens.codecs.kimi_prompt import (
     Release,
 )
 from eyas.tokens.codecs.kimi_tokenizer import KimiTokenizer, load_tokenizer
+from eyas.tokens.codecs.replies import IMPLICIT_THINK_END, is_json
 
 _FINISHED = ("stop", "tool_calls")
 _MARKUP = (THINK_END, SECTION, CALL, ARGUMENTS, CALL_END, SECTION_END)
@@ -81,7 +81,7 @@ class Kimi:
         opening = [] if self._release.opens_thinking else [self._id[THINK]]
         ids = [*opening, *self._tokenizer.encode_plain(reply.reasoning or "")]
         ended = bool(reply.content or reply.tool_calls or finished)
-        implicit = kimi_reply.IMPLICIT_THINK_END in reply.flags
+        implicit = IMPLICIT_THINK_END in reply.flags
         return [*ids, self._id[THINK_END]] if ended and not implicit else ids
 
     def _called(self, calls: Sequence[Mapping[str, Any]], *, finished: bool) -> list[int]:
@@ -94,7 +94,7 @@ class Kimi:
             last = kimi_prompt.arguments_text(call)
             ids += [self._id[CALL], *encode(str(call.get("id")))]
             ids += [self._id[ARGUMENTS], *encode(last), self._id[CALL_END]]
-        return [*ids, self._id[SECTION_END]] if finished or _is_json(last) else ids[:-1]
+        return [*ids, self._id[SECTION_END]] if finished or is_json(last) else ids[:-1]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, markers included."""
@@ -107,7 +107,7 @@ class Kimi:
             return self._parse_answer(kept, None, ())
         if kept[:1] == [self._id[THINK]] and not self._release.opens_thinking:
             kept = kept[1:]
-        for marker, flags in ((THINK_END, ()), (SECTION, (kimi_reply.IMPLICIT_THINK_END,))):
+        for marker, flags in ((THINK_END, ()), (SECTION, (IMPLICIT_THINK_END,))):
             if self._id[marker] in kept:
                 end = kept.index(self._id[marker])
                 rest = kept[end + 1 :] if marker == THINK_END else kept[end:]
@@ -159,14 +159,6 @@ def load_kimi(folder: Path, release: str) -> Kimi:
     Raises: EyasError if a file is missing, or not a Kimi target's.
     """
     return Kimi(load_tokenizer(folder, NEEDED), RELEASES[release])
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _split(ids: Sequence[int], separator: int) -> list[list[int]]:

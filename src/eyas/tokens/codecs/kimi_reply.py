@@ -21,11 +21,14 @@ from eyas.tokens.codecs.kimi_prompt import (
     THINK,
     THINK_END,
 )
+from eyas.tokens.codecs.replies import (
+    IMPLICIT_THINK_END,
+    MALFORMED_TOOL_CALLS,
+    RAW_TOOL_CALLS,
+    with_reasoning_split,
+    without_endings,
+)
 
-IMPLICIT_THINK_END = "implicit_think_end"  # the calls began inside the reasoning, without </think>
-RAW_REASONING = "raw_reasoning"  # the reasoning stood in the content
-RAW_TOOL_CALLS = "raw_tool_calls"  # the calls stood in the text
-MALFORMED_TOOL_CALLS = "malformed_tool_calls"  # they stand there still: not whole, or not last
 TOOL_ID_REWRITTEN = "tool_id_rewritten"  # a server gave the call another id than the model
 
 _ENDINGS = (IM_END, "[EOS]")
@@ -54,39 +57,10 @@ _LAST_SECTION = re.compile(
 
 def normalise(reply: ReplyParts, *, thinking: bool) -> ReplyParts:
     """Return the reply with every part in its place; its flags tell what was done, or was not."""
-    reply = _without_endings(reply)
+    reply = without_endings(reply, _ENDINGS)
     if thinking:
-        reply = _with_reasoning_split(reply)
+        reply = with_reasoning_split(reply)
     return _with_own_ids(_with_calls_lifted(reply))
-
-
-def _without_endings(reply: ReplyParts) -> ReplyParts:
-    """Take spelled end tokens off the last text."""
-    if reply.content:
-        return replace(reply, content=_trimmed(reply.content))
-    return replace(reply, reasoning=_trimmed(reply.reasoning)) if reply.reasoning else reply
-
-
-def _trimmed(text: str) -> str:
-    for ending in reversed(_ENDINGS):
-        text = text.removesuffix(ending)
-    return text
-
-
-def _with_reasoning_split(reply: ReplyParts) -> ReplyParts:
-    """Split a reply that arrived as one text at the first `</think>`.
-
-    The prompt has the opening `<think>` already, so it is demanded only of a server that knows
-    reasoning and says that there was none.
-    """
-    text = reply.content or ""
-    opened = text.lstrip(" ").startswith(THINK)
-    if reply.reasoning or THINK_END not in text or not (opened or reply.reasoning is None):
-        return reply
-    reasoning, content = text.split(THINK_END, 1)
-    if opened:
-        reasoning = reasoning.lstrip(" ").removeprefix(THINK)
-    return replace(reply, reasoning=reasoning, content=content, flags=(*reply.flags, RAW_REASONING))
 
 
 def _with_calls_lifted(reply: ReplyParts) -> ReplyParts:

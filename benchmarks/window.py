@@ -78,7 +78,7 @@ def prepare(folder: Path, steps: int, tokens: int, settings: list[str]) -> None:
         (folder / name).symlink_to(ROOT / name)
     knobs = ["experiment=tiny", f"target.source.steps={steps}", "runtime.tracking=off"]
     knobs += ["runtime.threads=1", f"extract.shard_tokens={SHARD_TOKENS}", *settings]
-    text = compose([*knobs, "+runtime.extract.keep_windows=false"], ROOT / "conf")
+    text = compose(knobs, ROOT / "conf")
     (folder / "params.yaml").write_text(text, encoding="utf-8")
     if start(folder, "target").wait():
         sys.exit((folder / "log").read_text("utf-8"))

@@ -175,7 +175,7 @@ def test_too_few_final_states_for_a_ridge_start_are_told_and_none_refused(
 ) -> None:
     store_states(final_rows="supervised", teacher_k=8, final_every=4)
     train.work(params())
-    assert "expected 576 final states for a good start, got" in caplog.text
+    assert "expected 1152 final states for a good start, got" in caplog.text
     store_states(final_rows="supervised", teacher_k=8, final_every=1000)
     with pytest.raises(EyasError, match=r"got none\n  hint: .*lower extract.final_every, or set"):
         train.work(params())

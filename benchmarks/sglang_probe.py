@@ -13,7 +13,11 @@ import torch
 from torch import Tensor
 
 _LAYER = "midlayer."
-_QUERY = f"{_LAYER}self_attn.q_proj.weight"
+_ATTENTION = f"{_LAYER}self_attn."
+# What reads embedding and state, and what makes the query; below, what reads the inner norms
+_LLAMA = (("q_proj", "k_proj", "v_proj"), "q_proj")
+_LATENT = (("q_a_proj", "kv_a_proj_with_mqa"), "q_b_proj")
+_INNER = {"q_a_layernorm": "q_b_proj", "kv_a_layernorm": "kv_b_proj"}
 _INPUT, _HIDDEN, _MLP = (
     f"{_LAYER}{name}.weight"
     for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
@@ -33,18 +37,25 @@ def probe_of(
     changes. Where a norm is skipped, the drafts are noise.
     """
     generator = torch.Generator().manual_seed(0)
+    inner = {
+        f"{_ATTENTION}{norm}.weight": f"{_ATTENTION}{reader}.weight"
+        for norm, reader in _INNER.items()
+        if f"{_ATTENTION}{norm}.weight" in tensors
+    }
+    first, query = _LATENT if inner else _LLAMA
     scale_D = {
         name: _signed_powers(len(tensors[name]), generator)
-        for name in (_INPUT, _HIDDEN, _MLP, _FINAL)
+        for name in (_INPUT, _HIDDEN, _MLP, _FINAL, *inner)
     }
-    both = torch.cat([scale_D[_INPUT], scale_D[_HIDDEN]])  # the order in which q, k, v read them
-    readers = {f"{_LAYER}self_attn.{name}_proj.weight": both for name in "qkv"}
+    both = torch.cat([scale_D[_INPUT], scale_D[_HIDDEN]])  # the order in which they are read
+    readers = {f"{_ATTENTION}{name}.weight": both for name in first}
+    readers |= {reader: scale_D[norm] for norm, reader in inner.items()}
     readers |= {f"{_LAYER}mlp.{name}_proj.weight": scale_D[_MLP] for name in ("gate", "up")}
     readers["lm_head.weight"] = scale_D[_FINAL]
     probe = dict(tensors)
     probe |= {name: tensors[name] * scale for name, scale in scale_D.items()}
     probe |= {name: tensors[name] / scale for name, scale in readers.items()}
-    probe[_QUERY] = probe[_QUERY] * query_scale
+    probe[f"{_ATTENTION}{query}.weight"] *= query_scale
     return probe
 
 

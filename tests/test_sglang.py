@@ -1,5 +1,6 @@
 """What `make test-sglang` stands on: SGLang's CPU kernels in torch, and the comparison."""
 
+import dataclasses
 import importlib.util
 import math
 import re
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafter.acceptance import Decoded, Verified
-from eyas.drafter.config import DrafterConfig
+from eyas.drafter.config import DrafterConfig, MlaShape
 from eyas.drafter.export import expected_shapes
 from eyas.drafter.heldout import HeldOut
 from eyas.drafter.inference import DraftRunner
@@ -110,6 +111,28 @@ def test_new_tokens_see_what_lies_before_them_and_themselves(kernels: Any) -> No
     extend(kernels, cache, out, None)
     for row, (slot, seen) in enumerate([(2, 2), (2, 3), (2, 4), (2, 5), (0, 3)]):
         torch.testing.assert_close(out[row], cache.naive(cache.query[row], slot, seen))
+
+
+def test_a_prompt_of_latent_attention_sees_the_keys_that_are_spelt_out(kernels: Any) -> None:
+    """The cache is of another width; with tokens in it already, the call is refused."""
+    cache, out, generator = Cache(), torch.empty(3, 6, 4), torch.Generator().manual_seed(1)
+    query, key = (torch.randn(3, 6, 5, generator=generator) for _ in range(2))
+    value = torch.randn(3, 6, 4, generator=generator)
+
+    def call(num_new: int) -> None:
+        kernels.extend_attention_cpu(
+            *(query, key, value, out, cache.keys, cache.values, 1.0, 1.0, cache.table),
+            *(cache.slots[1:], cache.lengths[1:], torch.tensor([num_new]), torch.tensor([0]), 3),
+            *(*variants(), None, True),
+        )
+
+    call(3)
+    for row in range(3):
+        scores = torch.einsum("hk,shk->hs", query[row], key[: row + 1]) * SCALE
+        want = torch.einsum("hs,shv->hv", scores.softmax(-1), value[: row + 1])
+        torch.testing.assert_close(out[row], want)
+    with pytest.raises(NotImplementedError, match="latent attention, a prefix"):
+        call(2)
 
 
 def test_what_a_chain_does_not_need_is_refused(kernels: Any) -> None:
@@ -268,26 +291,45 @@ CONFIG = DrafterConfig(
 )
 
 
-def test_a_probe_drafts_as_its_original_though_all_its_norms_are_others(probe: Any) -> None:
+LATENT = dataclasses.replace(
+    CONFIG,
+    family="eagle3_mla",
+    mla=MlaShape(
+        q_lora_rank=9,
+        kv_lora_rank=7,
+        qk_nope_head_dim=4,
+        qk_rope_head_dim=2,
+        v_head_dim=5,
+        yarn=None,
+    ),
+    head_dim=6,
+    num_key_value_heads=4,
+)
+
+
+@pytest.mark.parametrize(("config", "num_norms"), [(CONFIG, 4), (LATENT, 6)])
+def test_a_probe_drafts_as_its_original_though_all_its_norms_are_others(
+    probe: Any, config: DrafterConfig, num_norms: int
+) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = {
         name: torch.randn(shape, generator=generator)
-        for name, shape in expected_shapes(CONFIG).items()
+        for name, shape in expected_shapes(config).items()
     }
     weights["d2t"] = torch.zeros(40, dtype=torch.int64)
     other = probe.probe_of(weights, query_scale=1.0)
     norms = [name for name, weight in weights.items() if "norm" in name and weight.ndim == 1]
-    assert len(norms) == 4
+    assert len(norms) == num_norms
     for name in norms:
         assert float((other[name] / weights[name] < 0).float().mean()) > 0.2
     embed_VD = torch.randn(40, 16, generator=generator)
     aux_TLD = torch.randn(30, 3, 16, generator=generator)
     path = torch.randint(0, 40, (31,), generator=generator).tolist()
     original, made = (
-        DraftRunner(tensors, CONFIG, embed_VD).draft_everywhere(path, aux_TLD, 3)
+        DraftRunner(tensors, config, embed_VD).draft_everywhere(path, aux_TLD, 3)
         for tensors in (weights, other)
     )
     assert torch.equal(original, made)
     skipped = other | {norms[0]: torch.ones(16)}
-    wrong = DraftRunner(skipped, CONFIG, embed_VD).draft_everywhere(path, aux_TLD, 3)
+    wrong = DraftRunner(skipped, config, embed_VD).draft_everywhere(path, aux_TLD, 3)
     assert float((wrong == original).float().mean()) < 0.5

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from eyas.desk.params import Params, read_params
 from eyas.drafter.config import load_config
+from eyas.drafter.export import read_export, write_export
+from eyas.drafter.inference import DraftRunner
 from eyas.drafter.packing import predictions
 from eyas.errors import EyasError
 from eyas.files import read_json, read_jsonl, write_json
@@ -123,6 +125,26 @@ def test_the_stage_writes_a_whole_drafter_and_its_numbers(home: Path) -> None:
     assert "with the bonus token" in report.summary
     assert ("val_accuracy_step1", 0) in {(name, at) for name, at, _ in report.curves}
     assert not list((home / "var/checkpoints").iterdir()), "a finished run leaves no checkpoint"
+
+
+@pytest.mark.parametrize(("start", "lr", "bar"), [("random", 3e-3, 0.9), ("ridge", 1e-4, 0.995)])
+def test_latent_attention_learns_and_its_export_drafts(
+    home: Path, start: str, lr: float, bar: float
+) -> None:
+    sizes = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 10, "v_head_dim": 6}
+    shape = {"family": "eagle3_mla", "mla": sizes | {"qk_rope_head_dim": 4}}
+    train.work(params(drafter=shape, start=start, epochs=6, lr=lr))
+    losses = [r["loss_step1"] for r in read_curve() if r["split"] == "train"]
+    an_epoch = len(losses) // 6
+    assert sum(losses[-an_epoch:]) < bar * sum(losses[:an_epoch]), losses
+    config = load_config(home / "models/drafter/config.json")
+    assert (config.family, config.head_dim, config.value_dim) == ("eagle3_mla", 14, 6)
+    tensors = load_file(home / "models/drafter/drafter.safetensors")
+    write_export(home / "models/export", tensors, config, "card")
+    served = read_export(home / "models/export", config)
+    runner = DraftRunner(served, config, torch.randn(97, 48))
+    drafts = runner.propose([3, 4, 5], torch.randn(3, 3, 48), 3)
+    assert all(served["t2d"][token] for token in drafts)
 
 
 @pytest.mark.parametrize("start", ["random", "ridge"])
@@ -254,7 +276,10 @@ def test_a_truncated_answer_carries_no_loss_on_its_last_two_tokens(home: Path) -
     ("change", "message"),
     [
         ({"start": "warm"}, "train.start: expected ridge | random, got 'warm'"),
-        ({"drafter": {"family": "medusa"}}, "drafter.family: expected eagle3"),
+        (
+            {"drafter": {"family": "medusa"}},
+            "drafter.family: expected eagle3 | eagle3_mla, got 'medusa'",
+        ),
         ({"drafter": {"draft_vocab_size": 2}}, "to 97 (the target's vocabulary), got 2"),
     ],
 )

@@ -100,11 +100,15 @@ def decode_attention_cpu(*arguments: Any) -> None:
             -1, *call.values_PGK.shape[1:]
         )
     for row, places_S in enumerate(_seen_places(call)):
-        call.out_BHK[row] = _attend(call, call.query_BHK[row : row + 1], places_S)[0]
+        kept = (call.keys_PGK[places_S], call.values_PGK[places_S])
+        call.out_BHK[row] = _attend(call, call.query_BHK[row : row + 1], *kept)[0]
 
 
 def extend_attention_cpu(*arguments: Any) -> None:
-    """Attend with several new tokens a request, each to itself and all before it."""
+    """Attend with several new tokens a request, each to itself and all before it.
+
+    Latent attention spells keys and values of a prompt out, while the cache holds the latent.
+    """
     call = _Extend(*arguments)
     _refuse_variants(call)
     if call.tree_mask is not None or not call.causal:
@@ -112,8 +116,15 @@ def extend_attention_cpu(*arguments: Any) -> None:
     starts, counts = call.starts_B.tolist(), call.new_B.tolist()
     for start, count, places_S in zip(starts, counts, _seen_places(call), strict=True):
         rows = slice(start, start + count)
+        kept = (call.keys_PGK[places_S], call.values_PGK[places_S])
+        if call.new_keys_TGK is not None and call.new_values_TGK is not None:
+            new = (call.new_keys_TGK[rows], call.new_values_TGK[rows])
+            if new[0].shape[-1] != kept[0].shape[-1]:
+                if count != len(places_S):
+                    raise NotImplementedError(_NOT_FOR_CHAINS.format("latent attention, a prefix"))
+                kept = new
         if count:
-            call.out_THK[rows] = _attend(call, call.query_THK[rows], places_S)
+            call.out_THK[rows] = _attend(call, call.query_THK[rows], *kept)
 
 
 def _refuse_variants(call: _Decode | _Extend) -> None:
@@ -132,13 +143,13 @@ def _seen_places(call: _Decode | _Extend) -> Iterator[Tensor]:
         yield call.places_RS[slot, :length].long()
 
 
-def _attend(call: _Decode | _Extend, query_THK: Tensor, places_S: Tensor) -> Tensor:
+def _attend(
+    call: _Decode | _Extend, query_THK: Tensor, keys_SGK: Tensor, values_SGK: Tensor
+) -> Tensor:
     """Return [T, H, K]; the new tokens are the last T of the S that are seen."""
-    num_new, num_seen = len(query_THK), len(places_S)
+    num_new, num_seen = len(query_THK), len(keys_SGK)
     seen_TS = torch.ones(num_new, num_seen, dtype=torch.bool).tril(num_seen - num_new)
-    keys_GSK, values_GSK = (
-        kept[places_S].transpose(0, 1) for kept in (call.keys_PGK, call.values_PGK)
-    )
+    keys_GSK, values_GSK = keys_SGK.transpose(0, 1), values_SGK.transpose(0, 1)
     out_HTK = F.scaled_dot_product_attention(
         query_THK.transpose(0, 1)[None],
         keys_GSK[None],
@@ -276,3 +287,9 @@ def rotate_input_ids_cpu(*_arguments: Any) -> None:
 _ops: Any = torch.ops.sgl_kernel
 _ops.decode_attention_cpu = decode_attention_cpu
 _ops.extend_attention_cpu = extend_attention_cpu
+
+if (
+    not torch.cuda.is_available()
+):  # the drafter with latent attention waits for a GPU at its loading
+    _cuda: Any = torch.cuda
+    _cuda.synchronize = lambda _device=None: None

@@ -214,11 +214,9 @@ def _lay_in_mla(
     latent_JD = (value_JD / size_J.unsqueeze(1)).to(weight("kv_a_proj_with_mqa").dtype)
     weight("kv_a_proj_with_mqa")[:rank, :width] = latent_JD
     weight("kv_a_layernorm").fill_((rank / s.kv_lora_rank) ** 0.5)
-    copies = values // rank
-    value_HVJ = torch.eye(rank).repeat(copies, 1)
+    copies, carried = values // rank, torch.zeros(values, rank)
+    carried[: copies * rank] = torch.eye(rank).repeat(copies, 1)
     both = weight("kv_b_proj").unflatten(0, (heads, -1))
-    carried = torch.zeros(values, rank)
-    carried[: copies * rank] = value_HVJ
     both[:, s.qk_nope_head_dim :, :rank] = carried.unflatten(0, (heads, -1))
     weight("o_proj")[:, : copies * rank] = (basis_DJ * size_J / copies).repeat(1, copies)
     compared = min(rank, s.q_lora_rank or rank)  # the axes of most variance are the last
@@ -228,7 +226,7 @@ def _lay_in_mla(
     both[:, : s.qk_nope_head_dim, rank - compared : rank] = score_HPC
     if s.q_lora_rank is None:
         asked = weight("q_proj").unflatten(0, (heads, -1))[..., :width]
-        asked[:, : s.qk_nope_head_dim] = score_HPC @ latent_JD
+        asked[:, : s.qk_nope_head_dim] = score_HPC.to(latent_JD.dtype) @ latent_JD
         return
     weight("q_a_proj")[:compared, :width] = latent_JD[-compared:]
     weight("q_a_layernorm").fill_((compared / s.q_lora_rank) ** 0.5)

@@ -1,5 +1,7 @@
 """The bill, and lengths."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,16 @@ def test_the_bill_counts_rejected_replies_too() -> None:
         "offset_mode_tokens_a": 0,
         "offset_mode_tokens_moonshot_ai": 4,
     }
+
+
+def test_shares_of_identical_replies_and_of_their_tokens() -> None:
+    known = [
+        replace(evidence(4, 4), identical=True, sampled_tokens=4, same_tokens=4),
+        replace(evidence(6, 5), identical=False, sampled_tokens=6, same_tokens=3),
+    ]
+    metrics = truth_metrics([*map(row, known), row(evidence(9, 9))])
+    assert (metrics["identical_share"], metrics["identical_token_share"]) == (0.5, 0.7)
+    assert metrics["kept_identical_token_share"] == 0.0
 
 
 def test_where_nothing_was_billed_or_known_nothing_is_claimed() -> None:

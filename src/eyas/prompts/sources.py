@@ -168,7 +168,7 @@ def _read_hub(source: Source) -> Iterator[Any]:
     if not _COMMIT.fullmatch(revision):
         raise EyasError(
             f"{repo}: expected a revision of 40 hex digits, got '{revision}'",
-            hint="branches and tags move; copy the commit from the repository's history page",
+            hint=f"branches and tags move; write `revision: {_head(repo)}` into conf/datasets",
         )
     if not source.path and not source.split:
         raise EyasError("datasets.*.source: kind 'hub' needs 'path' or 'split'")
@@ -181,6 +181,16 @@ def _read_hub(source: Source) -> Iterator[Any]:
             f"hub data set {repo} at {revision}: {error}",
             hint="check repo, split and path; gated sets need HF_TOKEN",
         ) from None
+
+
+def _head(repo: str) -> str:
+    """Return the commit that a data set of the hub is at now, or where to find it."""
+    from huggingface_hub import dataset_info  # here: slow to import
+
+    try:
+        return str(dataset_info(repo).sha)
+    except (OSError, ValueError):
+        return "COMMIT, from the repository's history page,"
 
 
 def _hub_files(repo: str, revision: str, pattern: str) -> Iterator[Any]:

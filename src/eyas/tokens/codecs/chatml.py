@@ -54,7 +54,7 @@ class ChatML:
         ids = {token.content: i for i, token in added.items()}
         self._tokenizer = tokenizer
         self._variables = dict(variables)
-        self._template, names = _compile(template)
+        self._template, names = compile_template(template)
         if "enable_thinking" in variables and "enable_thinking" not in names:
             raise EyasError(
                 "chat template: knows no `enable_thinking`", hint="target.codec: chatml"
@@ -191,7 +191,7 @@ def load_chatml(folder: Path, *, thinking: bool = True) -> ChatML:
     }
     if not thinking:
         variables["enable_thinking"] = False
-    codec = ChatML(tokenizer, _template_of(folder, config), variables)
+    codec = ChatML(tokenizer, template_of(folder, config), variables)
     if not codec.stop_ids:
         raise EyasError(f"{path}: no special token {END_OF_TURN}", hint="this target is not ChatML")
     return codec
@@ -202,7 +202,11 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-def _template_of(folder: Path, config: Mapping[str, Any]) -> str:
+def template_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return the chat template of a Hugging Face folder.
+
+    Raises: EyasError if it has none.
+    """
     beside = folder / "chat_template.jinja"
     template = beside.read_text("utf-8") if beside.is_file() else config.get("chat_template")
     if not isinstance(template, str) or not template:
@@ -217,8 +221,11 @@ def _spelling(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else str(token)
 
 
-def _compile(template: str) -> tuple[Template, set[str]]:
-    """Return the template and the names that it expects to be given."""
+def compile_template(template: str) -> tuple[Template, set[str]]:
+    """Return the template and the names that it expects to be given.
+
+    Raises: EyasError if it is none.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -28,6 +28,17 @@ def test_unknown_schema_is_an_error_that_lists_the_known_ones() -> None:
         parse_row("alpaca", {})
 
 
+def test_what_is_no_object_is_told_whatever_it_is() -> None:
+    deep: list[object] = []
+    for _ in range(3000):
+        deep = [deep]
+    for row in (deep, "\ud800", ["\ud800"], b"bytes", float("nan"), None):
+        found = parse_row("messages", row)
+        assert isinstance(found, Reject)
+        assert found.reason == "not_an_object"
+        found.detail.encode()
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

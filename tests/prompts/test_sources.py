@@ -28,6 +28,10 @@ def rows_of(path: Path) -> list[Any]:
         ("rows.jsonl.gz", gzip.compress(LINES), [{"id": 1}, [2]]),
         ("array.json.gz", gzip.compress(b"[1]"), [1]),
         ("empty.jsonl", b"", []),
+        ("marked.jsonl", b"\xef\xbb\xbf" + LINES, [{"id": 1}, [2]]),
+        ("marked.json", b"\xef\xbb\xbf [1]", [1]),
+        ("surrogate.jsonl", b'{"a": "\\ud83d"}\n[2]', [{"a": "\ud83d"}, [2]]),
+        ("surrogate.json", b'[{"a": "\\ud83d"}, 2]', [{"a": "\ud83d"}, 2]),
     ],
 )
 def test_file_is_read_by_its_content(

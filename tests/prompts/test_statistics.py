@@ -60,7 +60,7 @@ def prompt(tokens: int, text: str) -> Prompt:
 
 def test_lengths_and_scripts_are_counted() -> None:
     prompts = [
-        prompt(tokens, "Hi" if tokens > 3 else "请写一个函数，把两个数字相加，并解释结果。")
+        prompt(tokens, "Hi" if tokens > 3 else "请写一个函数把两个数字相加并解释结果")
         for tokens in (5, 1, 4, 2, 3)
     ]
     assert describe(prompts) == {

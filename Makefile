@@ -14,7 +14,7 @@ export UV_COMPILE_BYTECODE := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 
-.PHONY: help install run test check fast rehearse bench plan status lock ui clean test-sglang remote push pull options bench-step bench-states
+.PHONY: help install run test check fast rehearse bench bench-codecs plan status lock ui clean test-sglang remote push pull options bench-step bench-states
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -109,10 +109,14 @@ bench: $(VENV)/.bench ## the generation client's figures, beside its peers (abou
 	python benchmarks/budget.py --concurrency 2000 --budget-tokens 10000000
 	python benchmarks/crash.py --kills 20
 
-bench-states: $(VENV)/.dev $(SGLANG)/.ready ## hidden states: bytes, speeds, backends against each other, kills (about 15 minutes)
+bench-states: $(VENV)/.dev $(SGLANG)/.ready ## hidden states: bytes, speeds, backends against each other, kills, a bounded disk (about 20 minutes)
 	python benchmarks/store.py
 	python benchmarks/extract.py --sglang
 	python benchmarks/extract_kill.py --kills 10
+	python benchmarks/window.py
+
+bench-codecs: $(VENV)/.run ## what each way to store states costs in acceptance, on the data of `make run` (about 100 minutes)
+	python benchmarks/codecs.py
 
 plan: $(VENV)/.run ## what the configured run would take: requests, tokens, dollars, minutes, disk
 	eyas plan

@@ -1,12 +1,14 @@
 """What drafters are compared on: replies with their states, and greedy held-out paths.
 
 `anchor` reads replies with exact ids from two JSONL files (id, source, prompt_ids, reply_ids): the
-first is trained on, never the second. `finished_run` reads the store and the held-out prompts of a
-run's folder. States and greedy paths are computed once and kept under var/drafters/.
+first is trained on, never the second. `anchor_split` reads the first alone, in two parts.
+`finished_run` reads the store and the held-out prompts of a run's folder. States and greedy paths
+are computed once and kept under var/drafters/.
 
 Legend: T tokens, L aux layers, D hidden size, V target vocabulary.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +29,10 @@ from eyas.records import Span
 from eyas.settings import Drafter as DrafterSettings
 from eyas.settings import Evaluate, Runtime
 from eyas.stages import evaluate
-from eyas.stages.train import StoredDocuments, read_inputs
+from eyas.stages.train import MANIFEST, StoredDocuments, read_inputs
 from eyas.states.capture_hf import batches, capture
 from eyas.states.folder import SIDECAR
+from eyas.states.store import open_store
 from eyas.states.target import TargetHead, aux_layers, load_head, load_model
 from eyas.tokens.codecs import load_codec
 
@@ -86,6 +89,46 @@ class Captured:
         )
 
 
+class Some:
+    """Chosen documents of others."""
+
+    def __init__(self, documents: Documents, chosen: Sequence[int]) -> None:
+        self._documents, self._chosen = documents, chosen
+        self.lengths = [documents.lengths[index] for index in chosen]
+
+    def read(self, index: int) -> Document:
+        """Return a document."""
+        return self._documents.read(self._chosen[index])
+
+
+def anchor_split(folder: Path) -> Data:
+    """Read the first file alone: a fifth of its replies, as sampled, is judged on, not trained on.
+
+    For choosing among recipes; the second file is for the recipe chosen.
+    """
+    whole = anchor(folder)
+    rows = list(read_jsonl(folder / "train.jsonl"))
+    judged = range(2, len(rows), 5)
+    found = {row: whole.documents.read(row) for row in judged}
+    paths = [
+        Heldout(
+            source=rows[row]["source"],
+            prompt_tokens=len(rows[row]["prompt_ids"]),
+            ids=document.input_ids_T.tolist(),
+            aux_TLD=document.aux_TLD,
+        )
+        for row, document in found.items()
+    ]
+    others = [row for row in range(len(rows)) if row not in found]
+    return dataclasses.replace(
+        whole,
+        name="anchor_split",
+        digest=f"{whole.digest}-split",
+        documents=Some(whole.documents, others),
+        paths=paths,
+    )
+
+
 def anchor(folder: Path) -> Data:
     """Read train.jsonl and heldout.jsonl of a folder; the states are the target's own."""
     revision = read_json(TARGET / SIDECAR, hint="run `dvc repro target`")["revision"]
@@ -135,7 +178,7 @@ def anchor(folder: Path) -> Data:
 def finished_run() -> Data:
     """Read this folder's run: its store and mixture, its held-out prompts decoded plainly."""
     params = read_params()
-    inputs = read_inputs(params, Path(params.knob("runtime", Runtime).store))
+    inputs = read_inputs(params, open_store(MANIFEST, Path(params.knob("runtime", Runtime).store)))
     meta, settings = inputs.store.meta, params.section("evaluate", Evaluate)
     codec = load_codec(params.section("target.codec", str), TARGET)
     sources = params.section("merge.sources", tuple[str, ...])
@@ -147,22 +190,22 @@ def finished_run() -> Data:
         target_name=meta.target_name,
         target_revision=meta.target_revision,
     )
-    target = Target(load_model(TARGET), meta.layers)
-    paths = []
-    for prompt in prompts:
-        ids = codec.render_prompt(prompt.messages, prompt.tools)
-        (plain,) = ac.decode_plain(
-            target, [ids], max_new_tokens=settings.max_new_tokens, stop_ids=codec.stop_ids
+    rendered = [codec.render_prompt(prompt.messages, prompt.tools) for prompt in prompts]
+    stop = settings.max_new_tokens, tuple(sorted(codec.stop_ids))
+    paths = [
+        Heldout(
+            source=prompt.dataset,
+            prompt_tokens=len(ids),
+            ids=[*ids, *tensors["ids"].tolist()],
+            aux_TLD=tensors["aux"],
         )
-        assert plain.aux_TLD is not None
-        paths.append(
-            Heldout(
-                source=prompt.dataset,
-                prompt_tokens=len(ids),
-                ids=[*ids, *plain.ids],
-                aux_TLD=plain.aux_TLD,
-            )
+        for prompt, ids, tensors in zip(
+            prompts,
+            rendered,
+            _greedy(rendered, meta.target_revision, meta.layers, stop),
+            strict=True,
         )
+    ]
     documents: StoredDocuments = inputs.train
     counts_V = count_tokens(
         zip(documents.input_ids, documents.replies, strict=True), config.vocab_size
@@ -177,6 +220,27 @@ def finished_run() -> Data:
         t2d_V=_vocabulary(counts_V, config),
         stop_ids=codec.stop_ids,
     )
+
+
+def _greedy(
+    prompts: Sequence[list[int]],
+    revision: str,
+    layers: tuple[int, ...],
+    stop: tuple[int, tuple[int, ...]],
+) -> list[dict[str, Tensor]]:
+    """Return each prompt's greedy reply and the aux states along both; computed once."""
+    kept = KEPT / f"greedy-{_digest([revision, str([prompts, layers, stop])])}.st"
+    if not kept.is_file():
+        target, found = Target(load_model(TARGET), layers), dict[str, Tensor]()
+        for number, ids in enumerate(prompts):
+            (plain,) = ac.decode_plain(target, [ids], max_new_tokens=stop[0], stop_ids=stop[1])
+            assert plain.aux_TLD is not None
+            found[f"ids.{number}"] = torch.tensor(plain.ids)
+            found[f"aux.{number}"] = plain.aux_TLD.contiguous()
+        with replacing(kept) as temporary:
+            save_file(found, temporary)
+    found = load_file(kept)
+    return [{name: found[f"{name}.{n}"] for name in ("ids", "aux")} for n in range(len(prompts))]
 
 
 def _digest(parts: Sequence[str]) -> str:

@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drafter_data import Data
+from drafter_data import Data, Some
 from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.export import check_tensors, read_tensors, served_tensors
 from eyas.drafter.feedback import refine
+from eyas.drafter.induction import look_back
 from eyas.drafter.model import Drafter, random_start
-from eyas.drafter.packing import Document, Documents, Packer, aux_scale, plan_epoch
+from eyas.drafter.packing import Packer, aux_scale, plan_epoch
 from eyas.drafter.profiles import serving_config
 from eyas.drafter.ridge import ridge_start, sum_equations
 from eyas.drafter.training import Corpus, Progress, Saving, train
@@ -96,6 +97,7 @@ def started(data: Data, settings: Train) -> Drafter:
         head_ND=head.lm_head_VD[data.t2d_V],
         seed=settings.seed,
     )
+    look_back(drafter, data.documents, head.embed_VD, head.norm_weight_D, settings)
     refine(drafter, data.documents, head.embed_VD, head.norm_weight_D, settings)
     return drafter
 
@@ -175,18 +177,6 @@ def _epoch_cpu_s(data: Data, recipe: Recipe, settings: Train) -> float:
         train(drafter, corpus, once, saving, on_step=lambda _: None)
         cpu_s = time.process_time() - begun_cpu_s
     return cpu_s * sum(data.documents.lengths) / sum(some.lengths)
-
-
-class Some:
-    """Chosen documents of others."""
-
-    def __init__(self, documents: Documents, chosen: Sequence[int]) -> None:
-        self._documents, self._chosen = documents, chosen
-        self.lengths = [documents.lengths[index] for index in chosen]
-
-    def read(self, index: int) -> Document:
-        """Return a document."""
-        return self._documents.read(self._chosen[index])
 
 
 def _by_specforge(

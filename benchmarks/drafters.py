@@ -9,7 +9,7 @@ Reads: models/target, params.yaml, and ../shared/anchor or this folder's run. Wr
 A finished run is kept under a key of all that it depends on, and an unfinished one of ours goes on
 from its checkpoint: start a killed benchmark again. Prints JSON lines, one a run, then a summary.
 
-Run: python benchmarks/drafters.py --recipes eyas specforge_1e-3 --seeds 0 1 2
+Run: python benchmarks/drafters.py --recipes eyas specforge_own_1e-3 --seeds 0 1 2
 """
 
 import argparse
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drafter_data import KEPT, Data, anchor, finished_run
+from drafter_data import KEPT, Data, anchor, anchor_split, finished_run
 from drafter_runs import Place, Recipe, build
 
 from eyas.desk.params import read_params
 from eyas.drafter import acceptance as ac
-from eyas.drafter import checkpoint, feedback, ridge
+from eyas.drafter import checkpoint, feedback, induction, ridge
 from eyas.drafter.export import read_tensors
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.lookup import Lookup
@@ -40,7 +40,18 @@ ROUNDS = 2000
 LOOKUP, LOOKUP_NGRAM = "prompt lookup", 3
 OURS, PEER = "eyas", "specforge_own"  # the peer's best run is the best of its name's beginning
 BARS = {"tau": 1.54, "aim": 1.70, "over_peer": 1.15}
+_PEER_READS = (
+    "lr",
+    "seed",
+    "tokens_per_step",
+    "ttt_steps",
+    "ttt_decay",
+    "warmup_ratio",
+    "clip_norm",
+)
 _SMALL = {"tokens_per_step": 400, "ttt_steps": 3}
+DATA = {"anchor": anchor, "anchor_split": anchor_split, "run": lambda _: finished_run()}
+_LOOKING = {"induction": True, "dtype": "bfloat16"}
 Gains = list[tuple[int, ...]]  # of every held-out prompt
 RECIPES = {
     OURS: Recipe(trainer="eyas"),
@@ -62,6 +73,16 @@ RECIPES = {
     "fc_rate_0.3": Recipe(trainer="eyas", fc_rate=0.3),
     "fc_rate_3": Recipe(trainer="eyas", fc_rate=3.0),
     "temperature_0.7": Recipe(trainer="eyas", temperature=0.7),
+    "loss_tv": Recipe(trainer="eyas", settings={"loss": "tv"}),
+    "loss_nla": Recipe(trainer="eyas", settings={"loss": "nla"}),
+    "loss_lk": Recipe(trainer="eyas", settings={"loss": "lk"}),
+    "bfloat16": Recipe(trainer="eyas", settings={"dtype": "bfloat16"}),
+    "induction_untrained": Recipe(trainer="none", settings={"induction": True}),
+    "induction_epochs_4": Recipe(trainer="eyas", settings={"induction": True, "epochs": 4}),
+    "induction_3": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3}),
+    "induction_3_lk": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3, "loss": "lk"}),
+    "soup_4": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 4, "soup": 2}),
+    "soup_6": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 6, "soup": 2}),
     "lr_4e-4": Recipe(trainer="eyas", settings={"lr": 4e-4}),
 }
 
@@ -69,7 +90,7 @@ RECIPES = {
 def main() -> None:
     """Read the arguments, make what is missing, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--data", choices=("anchor", "run"), default="anchor")
+    parser.add_argument("--data", choices=sorted(DATA), default="anchor")
     parser.add_argument("--anchor", type=Path, default=Path("../shared/anchor"))
     parser.add_argument("--recipes", nargs="+", choices=sorted(RECIPES), default=[OURS])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -78,7 +99,7 @@ def main() -> None:
     parser.add_argument("--peer-python", type=Path, default=Path(".venv-peers/bin/python"))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    data = anchor(given.anchor) if given.data == "anchor" else finished_run()
+    data = DATA[given.data](given.anchor)
     place = Place(
         folder=KEPT,
         budget_cpu_s=60 * given.cpu_minutes,
@@ -114,13 +135,15 @@ def key_of(data: Data, recipe: Recipe, base: Train, place: Place) -> str:
     """Return a name for all that a run's result depends on, our training's source included."""
     settings = dataclasses.asdict(base) | dict(recipe.settings)
     about = dataclasses.asdict(recipe) | {"settings": settings}
+    if recipe.trainer == "specforge" and settings["start"] == "random":
+        about["settings"] = {name: settings[name] for name in _PEER_READS}
     judged_on = [[path.source, path.prompt_tokens, path.ids] for path in data.paths]
     parts: list[Any] = [data.digest, about, place.budget_cpu_s]
     parts += [dataclasses.asdict(data.config), judged_on]
     if recipe.trainer == "eyas":
         parts.append(checkpoint.digest_of({}, {}))
     if settings["start"] == "ridge":
-        parts.append([sha256_of(Path(module.__file__)) for module in (ridge, feedback)])
+        parts.append([sha256_of(Path(module.__file__)) for module in (ridge, feedback, induction)])
     text = canonical_json(parts)
     return hashlib.sha256(text).hexdigest()[:16]
 

@@ -29,8 +29,9 @@ from eyas.desk.params import Params, read_params
 from eyas.errors import EyasError
 from eyas.parquet import write_samples
 from eyas.records import Sample
-from eyas.settings import Runtime
+from eyas.settings import Extract, Runtime
 from eyas.stages import extract
+from eyas.states import capturing
 from eyas.states.capture_hf import Transformers, batches, capture
 from eyas.states.capture_sglang import SGLang, fetch
 from eyas.states.job import Job
@@ -79,8 +80,8 @@ def working_folder(target: Path, tokens: int) -> Generator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="eyas-extract-") as name, contextlib.chdir(name):
         Path("models").mkdir()
         Path("models/target").symlink_to(target)
-        write_samples(extract.MIXTURE / "train.parquet", samples[:-1])
-        write_samples(extract.MIXTURE / "val.parquet", samples[-1:])
+        write_samples(capturing.MIXTURE / "train.parquet", samples[:-1])
+        write_samples(capturing.MIXTURE / "val.parquet", samples[-1:])
         yield tree
 
 
@@ -111,11 +112,13 @@ def project_samples(target: Path, tokens: int) -> list[Sample]:
 def transformers_lines(tree: dict[str, Any]) -> Iterator[dict[str, object]]:
     """Compare speed with a bare prefill's, and a batch with its rows alone."""
     params = Params(tree)
-    job = extract.read_job(params)
+    job = capturing.read_job(
+        params.section("extract", Extract), Path(params.knob("runtime", Runtime).store)
+    )
     job.folder.mkdir(parents=True)
-    backend = extract.make_backend(job, params.knob("runtime", Runtime), None)
+    backend = capturing.make_backend(job, params.knob("runtime", Runtime), None)
     assert isinstance(backend, Transformers)
-    model = load_model(extract.TARGET)
+    model = load_model(capturing.TARGET)
 
     @torch.inference_mode()
     def bare(samples: list[Sample]) -> None:
@@ -169,8 +172,10 @@ def sglang_lines(tree: dict[str, Any], *, speed: bool = True) -> Iterator[dict[s
     """Compare a server's states with those found above, and its speed with a bare prefill's."""
     theirs = open_store(extract.MANIFEST, Path(tree["runtime"]["store"]))
     tree["extract"] |= {"backend": "sglang", "compute_dtype": "float32"}
-    job = extract.read_job(Params(tree))
-    flags = sglang_server.capturing(extract.TARGET.resolve(), job.layers)
+    job = capturing.read_job(
+        Params(tree).section("extract", Extract), Path(Params(tree).knob("runtime", Runtime).store)
+    )
+    flags = sglang_server.capturing(capturing.TARGET.resolve(), job.layers)
     store = {"EYAS_STORE": str(Path(tree["runtime"]["store"]).resolve())}
     with sglang_server.serving(flags, log=LOG, environment=store) as url:
         tree["runtime"]["extract"] |= {"servers": [url], "patience_s": 0}
@@ -180,7 +185,7 @@ def sglang_lines(tree: dict[str, Any], *, speed: bool = True) -> Iterator[dict[s
         yield equality(theirs, tree)
         if not speed:
             return
-        backend = extract.make_backend(job, params.knob("runtime", Runtime), None)
+        backend = capturing.make_backend(job, params.knob("runtime", Runtime), None)
         assert isinstance(backend, SGLang)
 
         def bare(samples: list[Sample]) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from eyas.drafter.packing import Document, number_replies
 
-NAMES = ("drafter_data", "drafter_runs", "drafters")
+NAMES = ("drafter_data", "drafter_runs", "drafters", "codecs")
 
 
 @pytest.fixture(scope="module")
@@ -188,3 +188,18 @@ def test_the_bars_are_held_against_the_peers_best_run(bench: Any, data: Any) -> 
     bars = lines["eyas"]["bars"]
     assert (bars["tau_met"], bars["aim_met"], bars["over_peer_met"]) == (True, True, True)
     assert bars["above_lookup"]
+
+
+def test_a_codecs_loss_is_its_fall_against_bf16_with_a_paired_interval(
+    bench: Any, data: Any
+) -> None:
+    codecs = sys.modules["codecs"]
+    base = [[(3, 3), (2, 2), (4, 4), (1, 3)]] * 2
+    gains = {"bf16": base, "fp8": base, "int4": [[(3, 2), (2, 1), (4, 3), (1, 2)]] * 2}
+    same = codecs.summary(data, "fp8", gains)
+    assert (same["loss"], same["loss_low"], same["loss_high"], same["met"]) == (0, 0, 0, True)
+    worse = codecs.summary(data, "int4", gains)
+    assert worse["loss"] == pytest.approx(1 - (18 / 8) / (22 / 8), abs=1e-3)
+    assert 0 < worse["loss_low"] <= worse["loss"] <= worse["loss_high"]
+    assert worse["met"] is False
+    assert "loss" not in codecs.summary(data, "bf16", gains)

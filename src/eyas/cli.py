@@ -240,7 +240,7 @@ def store(
     logging.basicConfig(format="%(message)s")
     logging.getLogger("eyas").setLevel(logging.INFO)  # a line for each shard
     if way in ("export", "import"):
-        from eyas.desk.peers import exchange
+        from eyas.desk.exchange import exchange
 
         typer.echo(exchange(way, form, place, out, codec))
         return

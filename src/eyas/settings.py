@@ -180,18 +180,33 @@ class Extract:
     batch_tokens: int  # real tokens a forward pass, rows of like length
     final_codec: str = "bf16"  # of the final state: fp32 | bf16 | fp8
     final_rows: str = "all"  # which rows keep it: all | supervised (those that the loss reads)
+    teacher_k: int | None = None  # log-probabilities kept of each supervised row; null: none
+    final_every: int = 1  # with teacher_k: of these rows, each n-th keeps its final state too
     compute_dtype: str | None = None  # null: float32; sglang: the target's own
+    window_gb: float | None = None  # of shards at a time; null: all are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mla:
+    """Latent attention, for `drafter.family: eagle3_mla`; null takes the target's."""
+
+    q_lora_rank: int | None = None  # a target without one: a plain q_proj, which SGLang refuses
+    kv_lora_rank: int | None = None  # of keys and values together: what a server caches
+    qk_nope_head_dim: int | None = None  # of a query or key, without position
+    qk_rope_head_dim: int | None = None  # of a query or key, rotated; one key for all heads
+    v_head_dim: int | None = None  # of a value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
     """The shape of the drafter; null takes the target's."""
 
-    family: str  # eagle3
+    family: str  # eagle3 | eagle3_mla: the layer is Llama's, or has DeepSeek's latent attention
     draft_vocab_size: int  # at most so many target tokens; a smaller target's whole vocabulary
     num_attention_heads: int | None  # null: the target's
     num_key_value_heads: int | None  # null: the target's
     intermediate_size: int | None  # null: the target's
+    mla: Mla = Mla()  # eagle3_mla: its sizes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +230,9 @@ class Train:
     seed: int  # of the start, where random, and of the order
     feedback_rounds: int = 0  # ridge: how often the MLP is solved on the drafter's own states
     feedback_strength: float = 0.1  # of these regressions
+    induction: bool = False  # ridge: heads that look for the last token's earlier occurrences
+    soup: int = 1  # runs of epochs / soup epochs from the same start, whose weights are averaged
+    loss: str = "kl"  # kl | tv | nla | lk: what a prediction is trained on (docs/training_step.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +290,7 @@ class ExtractRuntime:
     workers: int = 1  # processes that make shards at the same time; sglang: for each server
     servers: tuple[str, ...] = ()  # sglang: addresses
     patience_s: float = 600.0  # sglang: how long a server that is gone is waited for
+    keep_windows: bool = False  # with extract.window_gb: delete no shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

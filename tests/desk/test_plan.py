@@ -85,6 +85,15 @@ def test_a_plan_tells_what_is_to_come_and_what_it_does_not_know(tree: dict[str, 
     assert desk.to_dict(plan)["needs_yes"] is False
 
 
+def test_windows_are_captured_once_for_the_start_and_in_every_epoch(tree: dict[str, Any]) -> None:
+    tree["extract"]["window_gb"] = 0.2
+    write_json(desk.EXTRACT, {"tokens_per_s": 106.4})
+    times = "at most 0.2 GB at a time, captured {} times; extraction: {}"
+    assert times.format(4, "67 min") in shown(desk.make_plan(Params(tree)))
+    tree["train"]["start"] = "random"
+    assert times.format(3, "50 min") in shown(desk.make_plan(Params(tree)))
+
+
 def test_answers_that_were_pulled_count_as_held(tree: dict[str, Any]) -> None:
     prompts = read_records(Path("data/prompts/chat.jsonl"), Prompt)
     jobs = build_jobs(prompts, wish_of(Params(tree), "chat"))[:30]

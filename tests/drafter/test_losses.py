@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eyas.drafter.head import HeadLoss, Labels, Result
+from eyas.drafter.head import LOSSES, HeadLoss, Labels, Result
 from eyas.drafter.losses import Tally, figures, pack_loss
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack, Packer
@@ -46,14 +46,25 @@ def test_head_loss_is_entropy_where_the_drafter_is_the_teacher() -> None:
     hidden = logits / logits.square().mean(-1, keepdim=True).sqrt()
     labels = labels_of(hidden.softmax(-1), [[0, 1, 2, 3]], (1.0,))
     ones, eye = torch.ones(9, dtype=torch.float64), torch.eye(9, dtype=torch.float64)
-    result = Result(*HeadLoss.apply(labels, (0.0, False), ones, eye, hidden))
+    result = Result(*HeadLoss.apply(labels, (0.0, False, "kl"), ones, eye, hidden))
     entropy = torch.distributions.Categorical(labels.teacher_CN).entropy()
     torch.testing.assert_close(result.total, entropy.mean())
     torch.testing.assert_close(result.overlap_S, torch.tensor([4.0], dtype=torch.float64))
     assert result.hit_SC.all()
 
 
-def test_head_loss_and_its_gradients_are_autograds_own(monkeypatch) -> None:
+def naive_loss(name: str, teacher_CN: Tensor, logits_CN: Tensor) -> Tensor:
+    """Return the loss of each row as its definition reads."""
+    entropy_C = -(teacher_CN * logits_CN.log_softmax(-1)).sum(-1)
+    overlap_C = torch.minimum(teacher_CN, logits_CN.softmax(-1)).sum(-1)
+    if name == "lk":
+        share_C = (-3.0 * overlap_C.detach()).exp()
+        return share_C * entropy_C + (1.0 - share_C) * (1.0 - overlap_C)
+    return {"kl": entropy_C, "tv": 1.0 - overlap_C, "nla": -overlap_C.log()}[name]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_head_loss_and_its_gradients_are_autograds_own(name: str, monkeypatch) -> None:
     monkeypatch.setattr("eyas.drafter.head._CHUNK_ELEMENTS", 1)  # the least of 64 rows at a time
     generator = torch.Generator().manual_seed(0)
 
@@ -65,24 +76,37 @@ def test_head_loss_and_its_gradients_are_autograds_own(monkeypatch) -> None:
     rows[1][70:80] = [-1] * 10  # ten predictions have no row at step 2
     labels = labels_of(noise(150, 9).detach().softmax(-1), rows, (1.0, 0.5))
     inputs = [norm, head, *outputs]
-    got = Result(*HeadLoss.apply(labels, (1e-5, True), *inputs))
+    got = Result(*HeadLoss.apply(labels, (1e-5, True, name), *inputs))
     want = torch.zeros((), dtype=torch.float64)
     for step, weight in enumerate(labels.weights):
         at = labels.exists_SC[step]
         x = outputs[step][labels.rows_SC[step][at]]
         x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm
-        losses = -(labels.teacher_CN[at] * (x @ head.T).log_softmax(-1)).sum(-1)
-        want = want + weight * losses.mean()
+        want = want + weight * naive_loss(name, labels.teacher_CN[at], x @ head.T).mean()
+        entropies = naive_loss("kl", labels.teacher_CN[at], x @ head.T)
+        torch.testing.assert_close(got.loss_S[step], entropies.sum())
     torch.testing.assert_close(got.total, want)
     torch.testing.assert_close(
         torch.autograd.grad(got.total, inputs), torch.autograd.grad(want, inputs)
     )
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_no_overlap_gives_a_finite_loss_and_gradient(name: str) -> None:
+    labels = labels_of(torch.tensor([[1.0, 0.0]]), [[0]], (1.0,))
+    inputs = [torch.ones(2), torch.eye(2) * 1e4, torch.tensor([[-1.0, 1.0]])]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    got = Result(*HeadLoss.apply(labels, (1e-5, True, name), *inputs))
+    assert float(got.overlap_S.detach()) == 0.0
+    assert torch.isfinite(got.total)
+    assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(got.total, inputs))
+
+
 def test_half_precision_logits_are_normalised_in_float32() -> None:
     hidden = torch.randn(70, 9).bfloat16()
     labels = labels_of(torch.randn(70, 9).softmax(-1), [list(range(70))], (1.0,))
-    got = Result(*HeadLoss.apply(labels, (1e-5, False), torch.ones(9), torch.eye(9), hidden))
+    got = Result(*HeadLoss.apply(labels, (1e-5, False, "kl"), torch.ones(9), torch.eye(9), hidden))
     wide = torch.nn.functional.rms_norm(hidden.float(), (9,), eps=1e-5).bfloat16().float()
     want = -(labels.teacher_CN * wide.log_softmax(-1)).sum(-1).mean()
     assert got.total.dtype == torch.float32

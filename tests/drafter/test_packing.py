@@ -1,3 +1,5 @@
+from itertools import groupby
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -6,6 +8,25 @@ from hypothesis import strategies as st
 from eyas.drafter.packing import Packer, aux_scale, number_replies, plan_epoch, predictions
 from eyas.drafter.unroll import rows_at
 from eyas.errors import EyasError
+
+
+def test_the_windows_of_the_documented_epoch() -> None:
+    seed = 1044  # whose random order is 4 0 5 2 1 3, and of windows 1 0
+    assert plan_epoch([1] * 6, 2, seed, [0, 0, 0, 1, 1, 1]) == [[4, 5], [3], [0, 2], [1]]
+
+
+def test_an_epoch_goes_through_one_window_after_another() -> None:
+    windows = [0] * 20 + [1] * 20 + [2] * 20
+    lengths = [1 + index % 4 for index in range(60)]
+    plans = [plan_epoch(lengths, 10, seed, windows) for seed in range(9)]
+    for plan in plans:
+        assert sorted(index for step in plan for index in step) == list(range(60))
+        of_steps = [{windows[index] for index in step} for step in plan]
+        assert all(len(one) == 1 for one in of_steps), "a step ends with its window"
+        assert len(list(groupby(of_steps))) == 3, "no window comes twice"
+    assert len({windows[plan[0][0]] for plan in plans}) == 3, "their order is random"
+    assert len({str(plan) for plan in plans}) == 9
+    assert plan_epoch(lengths, 10, 0, [0] * 60) == plan_epoch(lengths, 10, 0)
 
 
 def test_the_worked_example_of_the_module() -> None:

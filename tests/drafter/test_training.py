@@ -10,7 +10,7 @@ from eyas.drafter import checkpoint
 from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Packer
-from eyas.drafter.training import Corpus, Progress, Saving, plan_run, rate_at, train
+from eyas.drafter.training import Corpus, Progress, Row, Saving, parts_of, plan_run, rate_at, train
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -58,10 +58,12 @@ def make_drafter(tiny) -> Drafter:
     return drafter.double()
 
 
-def test_a_killed_and_resumed_run_ends_with_the_same_bits(tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("soup", [1, 3])
+def test_a_killed_and_resumed_run_ends_with_the_same_bits(tiny, tmp_path: Path, soup: int) -> None:
+    settings = dataclasses.replace(SETTINGS, epochs=3, soup=soup)
     whole = make_drafter(tiny)
     saving = Saving(path=tmp_path / "whole" / "c.safetensors", every_s=0.0)
-    whole_curve = train(whole, make_corpus(tiny), SETTINGS, saving, on_step=no_word)
+    whole_curve = train(whole, make_corpus(tiny), settings, saving, on_step=no_word)
 
     saving = Saving(path=tmp_path / "killed" / "c.safetensors", every_s=0.0)
 
@@ -71,17 +73,47 @@ def test_a_killed_and_resumed_run_ends_with_the_same_bits(tiny, tmp_path: Path) 
 
     for _ in range(2):
         with pytest.raises(KilledError):
-            train(make_drafter(tiny), make_corpus(tiny), SETTINGS, saving, on_step=kill)
+            train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=kill)
         torch.rand(7)  # whatever runs between must not matter
     resumed = make_drafter(tiny)
     steps: list[int] = []
     curve = train(
-        resumed, make_corpus(tiny), SETTINGS, saving, on_step=lambda p: steps.append(p.step)
+        resumed, make_corpus(tiny), settings, saving, on_step=lambda p: steps.append(p.step)
     )
     assert steps[0] == 6
     assert curve == whole_curve
     for name, tensor in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], tensor), name
+
+
+def test_a_soup_is_the_mean_of_runs_from_the_same_start(tiny, tmp_path: Path) -> None:
+    def trained(epochs: int, seed: int, soup: int = 1) -> tuple[Drafter, list[Row]]:
+        settings = dataclasses.replace(SETTINGS, epochs=epochs, seed=seed, soup=soup)
+        saving = Saving(path=tmp_path / str(len(list(tmp_path.iterdir()))), every_s=1e9)
+        drafter = make_drafter(tiny)
+        return drafter, train(drafter, make_corpus(tiny), settings, saving, on_step=no_word)
+
+    soup, curve = trained(4, SETTINGS.seed, soup=2)
+    runs = [trained(2, SETTINGS.seed + past) for past in (0, 2)]
+    for (name, got), *each in zip(
+        soup.named_parameters(), *(run.parameters() for run, _ in runs), strict=True
+    ):
+        assert not torch.equal(*each), name
+        torch.testing.assert_close(got, sum(each) / 2, rtol=1e-12, atol=1e-12, msg=name)
+    first, second = (its for _, its in runs)
+    # the same losses and rates, and each run validated as it ended, the soup after all
+    for rows, its in ((curve[: len(first)], first), (curve[len(first) : -1], second[1:-1])):
+        assert [row["loss_step1"] for row in rows] == [row["loss_step1"] for row in its]
+        assert [row.get("lr") for row in rows] == [row.get("lr") for row in its]
+    assert curve[-1]["loss_step1"] != second[-1]["loss_step1"]
+
+
+def test_a_soup_of_uneven_runs_is_refused() -> None:
+    settings = dataclasses.replace(SETTINGS, epochs=3, soup=2)
+    with pytest.raises(
+        EyasError, match=r"train.soup: expected a divisor of train.epochs \(3\), got 2"
+    ):
+        parts_of([1, 2, 3], settings)
 
 
 def test_a_kill_between_checkpoints_repeats_the_steps_after_the_last(tiny, tmp_path: Path) -> None:
@@ -213,6 +245,28 @@ def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, dtype="float8")
     with pytest.raises(EyasError, match=r"train.dtype: expected one of float32.* got 'float8'"):
         train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
+
+
+def test_a_loss_that_there_is_not_is_told_and_one_that_there_is_is_trained(tiny, tmp_path) -> None:
+    rows = []
+    for name in ("kl", "tv", "kll"):
+        settings, saving = (
+            dataclasses.replace(SETTINGS, loss=name),
+            Saving(path=tmp_path / name, every_s=1e9),
+        )
+        if name == "kll":
+            with pytest.raises(EyasError, match=r"train.loss: expected one of kl, .* got 'kll'"):
+                train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
+        else:
+            curve = train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
+            rows.append(next(row for row in curve if row["split"] == "train"))
+    kl, tv = rows
+    assert kl["loss_step1"] == tv["loss_step1"]  # cross-entropy of the same start
+    steps = range(1, SETTINGS.ttt_steps + 1)
+    assert kl["loss"] == pytest.approx(
+        sum(SETTINGS.ttt_decay ** (k - 1) * kl[f"loss_step{k}"] for k in steps)
+    )
+    assert tv["loss"] < sum(SETTINGS.ttt_decay ** (k - 1) for k in steps)
 
 
 def test_steps_in_parts_are_whole_steps(tiny, tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """The budget by hand, and played on a simulated clock by benchmarks/budget_rules.py."""
 
 import statistics
-from collections.abc import Sequence
 
 import pytest
-from budget_rules import Knowing, run_through
+from budget_rules import MARKETS, Extrapolating, Knowing, run_through
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,13 +107,18 @@ def test_a_budget_that_is_surely_full_to_half_a_percent_waits_for_nobody() -> No
 
 
 @pytest.mark.parametrize(
-    ("concurrency", "speeds", "most", "share"),
-    [(500, (60,), 0.5, 0.9), (2000, (60,), 2.5, 0.65), (2000, (60, 60, 80, 40), 2.5, 0.7)],
+    ("concurrency", "market", "most", "share"),
+    [
+        (500, "one speed", 0.5, 0.9),
+        (2000, "one speed", 2.5, 0.65),
+        (2000, "three providers", 2.5, 0.7),
+        (2000, "loops", 2.5, 0.75),
+    ],
 )
 def test_a_run_lands_on_its_budget_without_waiting_for_its_longest_answers(
-    concurrency: int, speeds: Sequence[float], most: float, share: float
+    concurrency: int, market: str, most: float, share: float
 ) -> None:
-    played = [run_through(seed, concurrency, speeds) for seed in range(8)]
+    played = [run_through(seed, concurrency, MARKETS[market]) for seed in range(8)]
     assert max(overshoot for overshoot, _ in played) <= most
     assert min(overshoot for overshoot, _ in played) >= -1.5
     assert statistics.fmean(share for _, share in played) >= share
@@ -140,6 +144,11 @@ def test_rows_within_as_its_docstring_says() -> None:
 
 
 def test_it_is_nearly_as_fast_as_one_that_knows_the_mean_from_the_start() -> None:
-    ours = [run_through(seed, 2000, (60,))[1] for seed in range(8)]
-    knowing = [run_through(seed, 2000, (60,), Knowing)[1] for seed in range(8)]
+    ours = [run_through(seed, 2000, MARKETS["one speed"])[1] for seed in range(8)]
+    knowing = [run_through(seed, 2000, MARKETS["one speed"], Knowing)[1] for seed in range(8)]
     assert statistics.fmean(ours) > 0.9 * statistics.fmean(knowing)
+
+
+def test_extrapolating_the_tail_spends_far_too_much_where_replies_loop() -> None:
+    over, _ = run_through(0, 2000, MARKETS["loops"], Extrapolating)
+    assert over > 5.0

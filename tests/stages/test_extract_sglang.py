@@ -20,10 +20,13 @@ from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.parquet import write_samples
 from eyas.records import Sample
+from eyas.settings import Extract
 from eyas.stages import extract
 from eyas.states import capture_sglang, handover, sglang_plugin, store
 from eyas.states.capture_hf import capture
+from eyas.states.capturing import read_job
 from eyas.states.handover import place_of, plan_of, write_plan
+from eyas.states.job import Job
 from eyas.states.layout import Captured
 from eyas.states.shards import shard_path
 
@@ -214,6 +217,7 @@ CHOICES = {
     "bf16": {},
     "fp32": {"codec": "fp32", "final_codec": "fp32"},
     "int4": {"codec": "int4", "final_codec": "fp8", "final_rows": "supervised"},
+    "teacher": {"final_rows": "supervised", "teacher_k": 8, "final_every": 2},
 }
 
 
@@ -233,6 +237,10 @@ def test_a_server_writes_the_shards_that_the_target_in_this_process_writes(
     for name in ours.samples:
         a, b = ours.read(name), theirs.read(name)
         assert torch.equal(a.input_ids, b.input_ids)
+        assert (a.top_T2K is not None) == (b.top_T2K is not None) == ("teacher" in choice)
+        if a.top_T2K is not None and b.top_T2K is not None:
+            x, y = a.top_T2K[:, 1], b.top_T2K[:, 1]  # float32 sums in another order
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-5, equal_nan=True)
         kept = ~a.final_TD.isnan()
         assert torch.equal(kept, ~b.final_TD.isnan())
         for x, y in ((a.aux_TLD, b.aux_TLD), (a.final_TD[kept], b.final_TD[kept])):
@@ -255,6 +263,14 @@ def test_a_killed_run_goes_on_and_a_finished_one_asks_no_server(
     assert sorted(n for batch in stand_in.batches[sent:] for n in batch) == [4, 12, 17]
     assert (home / extract.MANIFEST).read_bytes() == whole
     assert extract.work(params("http://127.0.0.1:9")).metrics["shards_written"] == 0
+
+
+def test_a_server_without_lm_head_tells_its_client(
+    home: Path, stand_in: StandIn, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture_sglang.SGLang, "_write_head", lambda self, path: None)
+    with pytest.raises(EyasError, match=r"No such file or directory: .*lm_head.safetensors"):
+        extract.work(params(url, **CHOICES["teacher"]))
 
 
 def test_a_request_that_gets_no_answer_is_sent_again_with_its_shard(
@@ -354,12 +370,16 @@ def test_a_rid_is_never_taken_for_a_path(tmp_path: Path) -> None:
             place_of(rid, tmp_path)
 
 
+def job_of(home: Path, params: Params) -> Job:
+    return read_job(params.section("extract", Extract), home / "var/states")
+
+
 def test_rows_of_an_attempt_that_was_given_up_are_refused(
     home: Path, stand_in: StandIn, url: str
 ) -> None:
     extract.work(params(url))
     folder = next(home.glob("var/states/*"))
-    plan = plan_of(extract.read_job(params(url)), "aa", [sample(0, 4)])
+    plan = plan_of(job_of(home, params(url)), "aa", [sample(0, 4)])
     write_plan(folder / "shard-00000.safetensors", plan)
     states = SimpleNamespace(hidden_states=torch.ones(4, 144), last_hidden_states=torch.ones(4, 48))
     stale = stand_in.request([1, 2, 3, 4], f"{folder.name}-0-bb-0")
@@ -384,7 +404,7 @@ def test_what_went_wrong_with_an_earlier_attempt_stops_no_later_one(
     monkeypatch.setattr(capture_sglang, "write_plan", write_late)
     extract.work(params(url))
     (shard, *_) = home.glob("var/states/*/shard-00000.safetensors")
-    write_plan(shard, plan_of(extract.read_job(params(url)), "aa", [sample(0, 4)]))
+    write_plan(shard, plan_of(job_of(home, params(url)), "aa", [sample(0, 4)]))
     assert not handover.fault_path(shard, "0ff").exists()
 
 
@@ -400,7 +420,11 @@ def test_a_server_that_cannot_tell_its_fault_goes_on(
         shard = shard_path(tmp_path / "0a", number)
         row = handover.PlannedRow(id="s", length=2, spans=())
         plan = handover.ShardPlan(
-            attempt="b", layers=(1,), hidden_size=4, layout=("bf16", "bf16", "all"), rows=(row,)
+            attempt="b",
+            layers=(1,),
+            hidden_size=4,
+            layout=("bf16", "bf16", "all", None, 1),
+            rows=(row,),
         )
         write_plan(shard, plan)
         states = Captured(aux_TLD=torch.ones(2, 1, 4), final_TD=torch.ones(2, 4))

@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 import yaml
 
-from eyas.desk import local_endpoint, shared
+from eyas.desk import colleagues, local_endpoint
 from eyas.desk.params import Params, compose
 from eyas.errors import EyasError
 from eyas.files import read_records, write_json, write_jsonl
@@ -173,7 +173,7 @@ def lock_answers(*, endpoint: str, digest: str, size: int = 1) -> None:
 def cache_as_dvc(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Answer for `dvc cache dir`; return where the file of digest abcdef lies."""
     cache = Path("cache").resolve()
-    monkeypatch.setattr(shared, "_cache_folder", lambda: cache)
+    monkeypatch.setattr(colleagues, "_cache_folder", lambda: cache)
     return cache / "files/md5/ab/cdef"
 
 

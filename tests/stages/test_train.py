@@ -85,7 +85,7 @@ def home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return tmp_path
 
 
-def store_states(**changes: str) -> None:
+def store_states(**changes: Any) -> None:
     states = {"backend": "transformers", "layers": None, "codec": "bf16"}
     states |= {"shard_tokens": 100, "batch_tokens": 100, **changes}
     extract.work(Params({"extract": states, "runtime": RUNTIME}))
@@ -144,8 +144,48 @@ def test_training_on_coded_states_stays_near(home: Path, codec: str) -> None:
     assert report.metrics["val_loss_step1"] == pytest.approx(exact, rel=0.1)
 
 
-def test_other_replies_than_the_store_kept_rows_of_are_refused(home: Path) -> None:
-    store_states(final_rows="supervised")
+@pytest.mark.parametrize("start", ["random", "ridge"])
+def test_a_teacher_of_all_tokens_trains_what_final_states_train(home: Path, start: str) -> None:
+    exact = {"final_codec": "fp32", "final_rows": "supervised"}
+    store_states(**exact)
+    train.work(params(start=start))
+    wanted = load_file("models/drafter/drafter.safetensors"), read_curve()
+    store_states(**exact, teacher_k=97)
+    train.work(params(start=start))
+    # float32's rounding of a softmax, which Adam divides by a gradient's own size
+    for name, tensor in load_file("models/drafter/drafter.safetensors").items():
+        torch.testing.assert_close(tensor, wanted[0][name], rtol=1e-4, atol=1e-5, msg=name)
+    for one, two in zip(wanted[1], read_curve(), strict=True):
+        assert two.pop("split") == one.pop("split")
+        assert two == pytest.approx(one, rel=1e-4)
+
+
+def test_a_few_likeliest_tokens_stay_near_and_need_no_final_state(home: Path) -> None:
+    exact = train.work(params(start="random")).metrics
+    store_states(final_rows="supervised", teacher_k=48, final_every=1000)
+    report = train.work(params(start="random"))
+    assert report.metrics["predictions"] == exact["predictions"]
+    got, wanted = (metrics["val_loss_step1"] for metrics in (report.metrics, exact))
+    assert got == pytest.approx(wanted, rel=0.1)
+    assert got != wanted, "the tail is left out"
+
+
+def test_too_few_final_states_for_a_ridge_start_are_told_and_none_refused(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_states(final_rows="supervised", teacher_k=8, final_every=4)
+    train.work(params())
+    assert "expected 576 final states for a good start, got" in caplog.text
+    store_states(final_rows="supervised", teacher_k=8, final_every=1000)
+    with pytest.raises(EyasError, match=r"got none\n  hint: .*lower extract.final_every, or set"):
+        train.work(params())
+
+
+@pytest.mark.parametrize("options", [{"final_rows": "supervised"}, {"teacher_k": 8}])
+def test_other_replies_than_the_store_kept_rows_of_are_refused(
+    home: Path, options: dict[str, Any]
+) -> None:
+    store_states(**options)
     samples = [sample(n, spans=((6, 9),)) for n in range(NUM_TRAIN + 2)]
     write_mixture(samples)
     with pytest.raises(EyasError, match=r"sample s0: expected replies \(\(6, 9\),\), got"):

@@ -94,7 +94,11 @@ def test_the_key_follows_codecs_and_kept_rows() -> None:
         keys.append(shards.store_key(SAMPLES, "w", (1, 3, 4), settings))
         respanned = shards.store_key(spans, "w", (1, 3, 4), settings)
         assert (respanned == keys[-1]) == (final_rows == "all"), "rows follow the replies"
-    assert len(set(keys)) == len(choices)
+    for k, every in ((8, 1), (16, 1), (8, 4)):
+        settings = dataclasses.replace(SETTINGS, teacher_k=k, final_every=every)
+        keys.append(shards.store_key(SAMPLES, "w", (1, 3, 4), settings))
+        assert shards.store_key(spans, "w", (1, 3, 4), settings) != keys[-1]
+    assert len(set(keys)) == len(choices) + 3
 
 
 def test_a_full_disk_is_told_before_the_start(tmp_path: Path) -> None:

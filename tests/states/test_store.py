@@ -9,7 +9,14 @@ from eyas.errors import EyasError
 from eyas.files import read_json
 from eyas.records import Sample
 from eyas.states import shards
-from eyas.states.layout import Captured, Layout, final_positions, make_layout, num_final_rows
+from eyas.states.layout import (
+    Captured,
+    Layout,
+    final_positions,
+    make_layout,
+    num_final_rows,
+    teacher_positions,
+)
 from eyas.states.size import bytes_per_token
 from eyas.states.store import (
     Manifest,
@@ -20,6 +27,7 @@ from eyas.states.store import (
     verify,
     write_manifest,
 )
+from eyas.states.teacher import top_tokens
 
 LENGTHS = (3, 5, 4, 7)
 
@@ -52,7 +60,10 @@ LAYOUTS = {
     "fp8": make_layout("fp8", "fp8", "supervised"),
     "int4": make_layout("int4", "fp8", "supervised"),
     "int4, all": make_layout("int4", "bf16", "all"),
+    "teacher": make_layout("fp8", "bf16", "supervised", 4, 2),
+    "teacher, all": make_layout("bf16", "fp8", "all", 9),
 }
+HEAD_VD = torch.randn(9, 6, generator=torch.Generator().manual_seed(1))
 
 
 def write_store(folder: Path, layout: Layout) -> tuple[Path, Path]:
@@ -62,7 +73,8 @@ def write_store(folder: Path, layout: Layout) -> tuple[Path, Path]:
     done, entries = [], []
     for number, run in enumerate(shards.plan_shards(LENGTHS, 8)):
         rows, captured = [SAMPLES[row] for row in run], [states(row) for row in run]
-        done.append(shards.write_shard(shards.shard_path(home, number), rows, captured, layout))
+        path = shards.shard_path(home, number)
+        done.append(shards.write_shard(path, rows, captured, layout, HEAD_VD))
         offset = 0
         for row in run:
             entries.append(
@@ -89,6 +101,8 @@ def write_store(folder: Path, layout: Layout) -> tuple[Path, Path]:
         final="post_norm",
         final_codec=layout.final.label,
         final_rows=layout.final_rows,
+        teacher_k=layout.teacher_k,
+        final_every=layout.final_every,
     )
     manifest = folder / "manifest.json"
     write_manifest(manifest, Manifest(meta=meta, shards=tuple(done), samples=tuple(entries)))
@@ -118,6 +132,15 @@ def test_every_sample_comes_back_as_its_codec_alone_would_give_it(
         assert torch.equal(got.final_TD[kept], final_RD)
         assert int(got.final_TD.isnan().all(1).sum()) == LENGTHS[number] - len(kept)
         assert got.final_TD.dtype == got.aux_TLD.dtype == torch.float32
+        if layout.teacher_k is None:
+            assert got.top_T2K is None
+            continue
+        taught = teacher_positions(layout, SAMPLES[number].spans)
+        assert got.top_T2K is not None
+        top_R2K = top_tokens(put.final_TD[taught], HEAD_VD, layout.teacher_k)
+        assert torch.equal(got.top_T2K[taught], top_R2K)
+        others = torch.ones(LENGTHS[number], dtype=torch.bool).index_fill(0, taught, False)
+        assert got.top_T2K[others].isnan().all()
 
 
 def test_a_default_store_has_the_bytes_of_the_first_release(
@@ -157,6 +180,14 @@ def test_another_codec_or_version_is_refused_by_reader_and_verify(
     assert f"got '{label}'" in verify(*made)[0]
 
 
+def test_rows_of_a_kind_that_this_release_does_not_know_are_refused(tmp_path: Path) -> None:
+    made = write_store(tmp_path, LAYOUTS["fp8"])
+    text = made[0].read_text(encoding="utf-8")
+    made[0].write_text(text.replace('"supervised"', '"few"'), encoding="utf-8")
+    with pytest.raises(EyasError, match=r"final_rows: expected all \| supervised, got 'few'"):
+        open_store(*made)
+
+
 def test_a_shard_in_another_codec_than_the_manifest_says_is_refused(tmp_path: Path) -> None:
     made = write_store(tmp_path / "fp8", LAYOUTS["fp8"])
     other = write_store(tmp_path / "int4", LAYOUTS["int4"])
@@ -184,6 +215,25 @@ def test_a_shard_with_other_final_rows_than_the_spans_say_is_refused(tmp_path: P
     assert "shard-00001" in verify(*made)[0]
     with pytest.raises(EyasError, match=r"'final.values'.*\[1, 6\].*got.*\[2, 6\]"):
         open_store(*made).read("s2")
+
+
+def test_a_teacher_of_other_rows_or_another_k_than_the_manifest_says_is_refused(
+    tmp_path: Path,
+) -> None:
+    made = write_store(tmp_path, LAYOUTS["teacher"])
+    index = read_manifest(made[0])
+    assert (index.meta.teacher_k, index.meta.final_every) == (4, 2)
+    shorter = dataclasses.replace(index.samples[2], spans=((1, 3),))
+    samples = (*index.samples[:2], shorter, index.samples[3])
+    meta = dataclasses.replace(index.meta, teacher_k=3)
+    for changed, shape in (
+        (dataclasses.replace(index, samples=samples), r"\[1, 2, 4\]"),
+        (dataclasses.replace(index, meta=meta), r"\[2, 2, 3\]"),
+    ):
+        write_manifest(made[0], changed)
+        assert "shard-00001" in " ".join(verify(*made))
+        with pytest.raises(EyasError, match=rf"'teacher.top'.*{shape}.*got.*\[2, 2, 4\]"):
+            open_store(*made).read("s2")
 
 
 def test_a_sample_comes_back_exactly_as_bf16(made: tuple[Path, Path]) -> None:
@@ -274,8 +324,13 @@ def test_the_size_told_before_is_the_size_on_disk(name: str, tmp_path: Path) -> 
     layout = LAYOUTS[name]
     shard = read_manifest(write_store(tmp_path, layout)[0]).shards[0]
     kept = sum(num_final_rows(layout, LENGTHS[row], SAMPLES[row].spans) for row in (0, 1))
+    taught = sum(len(teacher_positions(layout, SAMPLES[row].spans)) for row in (0, 1))
     per_token = bytes_per_token(
-        layout, num_layers=3, hidden_size=6, final_share=kept / shard.tokens
+        layout,
+        num_layers=3,
+        hidden_size=6,
+        final_share=kept / shard.tokens,
+        teacher_share=taught / shard.tokens,
     )
     header = 8 + int.from_bytes((tmp_path / "key" / shard.name).read_bytes()[:8], "little")
     assert shard.size_bytes - header == pytest.approx(per_token * shard.tokens)

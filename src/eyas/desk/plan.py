@@ -29,7 +29,7 @@ from eyas.generation.market import Offer
 from eyas.generation.preflight import survey, without_too_long
 from eyas.generation.purse import key_left_usd
 from eyas.records import Prompt
-from eyas.settings import Dataset, Endpoint, Extract, PartitionRule, Runtime
+from eyas.settings import Dataset, Endpoint, Extract, PartitionRule, Runtime, Train
 
 EXTRACT = Path("metrics/extract.json")
 
@@ -59,6 +59,8 @@ class ProjectPlan:
     confirm_above_usd: float | None
     state_bytes_per_token: float | None
     extract_tokens_per_s: float | None
+    window_gb: float | None
+    captures: int  # of every token
 
     @property
     def needs_yes(self) -> bool:
@@ -81,6 +83,8 @@ def make_plan(params: Params) -> ProjectPlan:
     foretold = [one.foretold for one in sets if one.foretold]
     tokens = _sum([f.tokens for f in foretold])
     replies = sum(f.completion_tokens[1] for f in foretold)
+    window_gb, train = params.section("extract", Extract).window_gb, params.section("train", Train)
+    passes = train.epochs + (1 + train.feedback_rounds if train.start == "ridge" else 0)
     return ProjectPlan(
         sets=sets,
         usd=_sum([f.usd for f in foretold]),
@@ -90,6 +94,8 @@ def make_plan(params: Params) -> ProjectPlan:
         confirm_above_usd=runtime.connection.confirm_above_usd,
         state_bytes_per_token=_state_bytes(params, replies / max(tokens[1], 1)),
         extract_tokens_per_s=read_json(EXTRACT)["tokens_per_s"] if EXTRACT.is_file() else None,
+        window_gb=window_gb,
+        captures=passes if window_gb else 1,
     )
 
 
@@ -162,7 +168,9 @@ def _states_line(plan: ProjectPlan) -> str:
     assert plan.state_bytes_per_token is not None
     size = words.size(plan.tokens[1] * plan.state_bytes_per_token)
     speed = plan.extract_tokens_per_s
-    time = words.seconds(plan.tokens[1] / speed) if speed else "unmeasured"
+    time = words.seconds(plan.captures * plan.tokens[1] / speed) if speed else "unmeasured"
+    if plan.window_gb:
+        size += f"; at most {plan.window_gb:g} GB at a time, captured {plan.captures} times"
     return f"hidden states of the new tokens: {size}; extraction: {time} at this machine's rate"
 
 
@@ -245,11 +253,14 @@ def _state_bytes(params: Params, reply_share: float) -> float | None:
     from eyas.states.size import bytes_per_token
 
     settings, value = params.section("extract", Extract), read_json(config)
+    choice = settings.codec, settings.final_codec, settings.final_rows
+    final_share = reply_share if settings.final_rows == "supervised" else 1.0
     return bytes_per_token(
-        make_layout(settings.codec, settings.final_codec, settings.final_rows),
+        make_layout(*choice, settings.teacher_k, settings.final_every),
         num_layers=len(settings.layers or (1, 2, 3)),
         hidden_size=int(value.get("text_config", value)["hidden_size"]),
-        final_share=reply_share if settings.final_rows == "supervised" else 1.0,
+        final_share=final_share / settings.final_every,
+        teacher_share=reply_share,
     )
 
 

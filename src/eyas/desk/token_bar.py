@@ -13,10 +13,15 @@ log = logging.getLogger("eyas")
 
 
 @contextmanager
-def token_bar(stage: str, total: int) -> Generator[Callable[[int], None], None, None]:
-    """Show tokens done, rate and time left: a bar on a terminal, else a line now and then."""
+def token_bar(
+    stage: str, total: int, doing: str = ""
+) -> Generator[Callable[[int], None], None, None]:
+    """Show tokens done, rate and time left: a bar on a terminal, else a line now and then.
+
+    `doing` says what a stage that does more is at.
+    """
     status, started, done = Status(stage), time.monotonic(), 0
-    with (_bar if sys.stderr.isatty() else _lines)(stage, total) as show:
+    with (_bar if sys.stderr.isatty() else _lines)(f"{stage} {doing}".strip(), total) as show:
 
         def advance(tokens: int) -> None:
             nonlocal done
@@ -26,7 +31,8 @@ def token_bar(stage: str, total: int) -> Generator[Callable[[int], None], None, 
             if status.due(now):
                 facts = {"done": done, "total": total, "unit": "tokens"}
                 eta_s = round((total - done) / rate, 1) if done else None
-                status.tell("run", facts | {"tokens_per_s": round(rate, 1), "eta_s": eta_s})
+                facts |= {"tokens_per_s": round(rate, 1), "eta_s": eta_s}
+                status.tell("run", facts, reason=doing)
             show(done, rate)
 
         yield advance

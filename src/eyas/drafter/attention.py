@@ -6,7 +6,8 @@ one softmax by their log-sum-exp; no [T, T+k] score matrix is built, and documen
 row never meet. The backward makes the scores of a block again, so that none is kept.
 
 Legend: T rows of a pack, A rows that are computed (active), Q of them in a block, S keys of a
-block, G key/value heads, R query heads a key head, K head dim, X = R * Q.
+block, G key/value heads, R query heads a key head, K head dim (a value's and the output's may be
+another), X = R * Q.
 Source: EAGLE-3, arXiv 2503.01840, figure 6; the merge and the backward are those of
 FlashAttention, arXiv 2205.14135.
 """
@@ -82,7 +83,7 @@ def attend(
     `first` holds step 0's keys of all T rows, `own` those of the active rows for each later step.
     """
     wide = _wide(query_AGRK.dtype)
-    out_AGRK = torch.empty_like(query_AGRK)
+    out_AGRK = query_AGRK.new_empty(*query_AGRK.shape[:-1], first.value.shape[-1])
     top_AGR = query_AGRK.new_empty(query_AGRK.shape[:-1])
     total_AGR = torch.empty_like(top_AGR, dtype=wide)
     for block, scores_GXS in _scores(query_AGRK, first.key, blocks):

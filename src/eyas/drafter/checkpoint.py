@@ -1,10 +1,10 @@
 """Drafter weights and training state on disk: safetensors only, atomic.
 
-Reads, writes: models/drafter/*.safetensors, var/checkpoints/<digest>/checkpoint.safetensors.
+Reads, writes: models/drafter/*.safetensors, var/checkpoints/<digest>/*.safetensors.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,24 @@ import orjson
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
+from eyas.drafter import ranks
 from eyas.drafter.model import Drafter
 from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
 
-_START = ("config", "feedback", "inference", "ridge", "vocabulary")
-_STEP = ("attention", "head", "layers", "losses", "model", "packing", "ranks", "training", "unroll")
-_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+_START = ("config", "feedback", "induction", "inference", "ridge", "vocabulary")
+_STEP = (
+    *("attention", "families", "head", "layers", "losses", "mla", "model", "packing", "ranks"),
+    *("training", "unroll"),
+)
 
 
 def save_drafter(path: Path, drafter: Drafter) -> None:
     """Write the weights and both vocabulary maps under the names that servers read."""
-    _save(path, {k: v.detach().contiguous() for k, v in drafter.state_dict().items()}, {})
+    save_tensors(path, {k: v.detach().contiguous() for k, v in drafter.state_dict().items()}, {})
 
 
 def load_drafter(path: Path, drafter: Drafter) -> None:
@@ -33,7 +37,7 @@ def load_drafter(path: Path, drafter: Drafter) -> None:
 
     Raises: EyasError unless file and drafter have the same keys, shapes and dtypes.
     """
-    tensors, _ = _load(path)
+    tensors, _ = load_tensors(path)
     own = drafter.state_dict()
     got = {k: (tuple(v.shape), v.dtype) for k, v in tensors.items()}
     expected = {k: (tuple(v.shape), v.dtype) for k, v in own.items()}
@@ -58,25 +62,48 @@ def save_checkpoint(
     tensors = {"rng": torch.get_rng_state()}
     for name, parameter in drafter.named_parameters():
         tensors[f"weight/{name}"] = parameter.detach()
-        for moment in _MOMENTS:
-            tensors[f"{moment}/{name}"] = optimizer.state[parameter][moment]
-    _save(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
+        for kept, tensor in optimizer.state[parameter].items():
+            tensors[f"{kept}/{name}"] = tensor
+    save_tensors(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
 
 
 def load_checkpoint(
     path: Path, drafter: Drafter, optimizer: torch.optim.Optimizer
 ) -> tuple[int, list[dict[str, Any]]]:
     """Fill drafter, optimizer and the random state; return the step and the curve so far."""
-    tensors, about = _load(path)
+    tensors, about = load_tensors(path)
     with torch.no_grad():
         for name, parameter in drafter.named_parameters():
             parameter.copy_(tensors[f"weight/{name}"])
-            moments = {moment: tensors[f"{moment}/{name}"] for moment in _MOMENTS}
+            of_it = (key for key in tensors if key.endswith(f"/{name}"))
+            state = {key.removesuffix(f"/{name}"): tensors[key] for key in of_it}
+            state.pop("weight")
             optimizer.state[parameter].update(
-                {moment: tensor.to(parameter.device) for moment, tensor in moments.items()}
+                {kept: tensor.to(parameter.device) for kept, tensor in state.items()}
             )
     torch.set_rng_state(tensors["rng"])
     return int(about["step"]), orjson.loads(about["curve"])
+
+
+def keep_start(
+    folder: Path, drafter: Drafter, measure: Callable[[], Tensor], build: Callable[[], None]
+) -> Tensor:
+    """Fill the drafter with its start, and return the scale of aux states.
+
+    Each is made once in a run, which may be killed: it takes a pass over all states.
+    """
+    start, scale = (folder / f"{name}.safetensors" for name in ("start", "scale"))
+    known = load_tensors(scale)[0] if scale.is_file() else {}
+    scale_LD = known["aux_scale_LD"] if known else measure()
+    if ranks.leads() and not known:
+        save_tensors(scale, {"aux_scale_LD": scale_LD}, {})
+    if start.is_file():
+        load_drafter(start, drafter)
+        return scale_LD
+    build()
+    if ranks.leads():
+        save_drafter(start, drafter)
+    return scale_LD
 
 
 def digest_of(settings: Mapping[str, Any], files: Mapping[str, Path]) -> str:
@@ -90,12 +117,17 @@ def digest_of(settings: Mapping[str, Any], files: Mapping[str, Path]) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _save(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
+def save_tensors(path: Path, tensors: dict[str, torch.Tensor], about: dict[str, str]) -> None:
+    """Write tensors and words, atomically."""
     with replacing(path) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt", **about})
 
 
-def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def load_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what `save_tensors` wrote.
+
+    Raises: EyasError if the file is not readable.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())

@@ -1,7 +1,7 @@
 """The shape of a drafter and of the target it belongs to.
 
 Reads, writes: models/drafter/config.json.
-Source: SGLang srt/models/llama_eagle3.py for what each size governs.
+Source: SGLang srt/models/llama_eagle3.py and kimi_k25_eagle3.py for what each size governs.
 """
 
 import dataclasses
@@ -16,6 +16,31 @@ from eyas.settings import Drafter
 
 AUX_STATES = 3  # EAGLE-3 fuses this many of the target's layers; servers know no other number
 _REMAKE = "re-run the stage train"
+_OPTIONAL = {"family", "mla"}  # config.json of eagle3 is without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yarn:
+    """How RoPE is stretched; `mscale` and `mscale_all_dim` are DeepSeek's."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaShape:
+    """DeepSeek's latent attention."""
+
+    q_lora_rank: int | None  # None: a plain q_proj
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    yarn: Yarn | None  # None: plain RoPE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +63,13 @@ class DrafterConfig:
     target_revision: str
     bos_token_id: int | None
     eos_token_id: int | None
+    family: str = "eagle3"
+    mla: MlaShape | None = None  # of family eagle3_mla
+
+    @property
+    def value_dim(self) -> int:
+        """Return the width of a value head."""
+        return self.mla.v_head_dim if self.mla else self.head_dim
 
 
 def make_config(
@@ -59,15 +91,17 @@ def make_config(
     target = target.get("text_config") or target
     width, heads = target["hidden_size"], target["num_attention_heads"]
     eos = target.get("eos_token_id")
+    mla = _mla_shape(drafter, target) if drafter.family == "eagle3_mla" else None
+    own = drafter.num_attention_heads or heads
+    keys = own if mla else target.get("num_key_value_heads") or heads
+    head_dim = target.get("head_dim") or width // heads
     config = DrafterConfig(
         hidden_size=width,
         target_hidden_size=width,
         intermediate_size=drafter.intermediate_size or target["intermediate_size"],
-        num_attention_heads=drafter.num_attention_heads or heads,
-        num_key_value_heads=drafter.num_key_value_heads
-        or target.get("num_key_value_heads")
-        or heads,
-        head_dim=target.get("head_dim") or width // heads,
+        num_attention_heads=own,
+        num_key_value_heads=drafter.num_key_value_heads or keys,
+        head_dim=mla.qk_nope_head_dim + mla.qk_rope_head_dim if mla else head_dim,
         vocab_size=target["vocab_size"],
         draft_vocab_size=min(drafter.draft_vocab_size, target["vocab_size"]),
         rms_norm_eps=target["rms_norm_eps"],
@@ -78,9 +112,35 @@ def make_config(
         target_revision=target_revision,
         bos_token_id=target.get("bos_token_id"),
         eos_token_id=eos[0] if isinstance(eos, list) else eos,
+        family=drafter.family,
+        mla=mla,
     )
     _check(config)
     return config
+
+
+def _mla_shape(drafter: Drafter, target: Mapping[str, Any]) -> MlaShape:
+    """Return the sizes of the settings, or where they are null the target's, and its YaRN.
+
+    Raises: EyasError if neither has one, or RoPE is stretched by another rule.
+    """
+    sizes: dict[str, Any] = {
+        name: target.get(name) if size is None else size
+        for name, size in dataclasses.asdict(drafter.mla).items()
+    }
+    for name, size in sizes.items():
+        if not (size or (size is None and name == "q_lora_rank")):
+            raise EyasError(
+                f"drafter.mla.{name}: expected a size above 0, got {size}; the target has none",
+                hint="give it, or set drafter.family=eagle3",
+            )
+    rope = dict(target.get("rope_parameters") or {}) | dict(target.get("rope_scaling") or {})
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in ("default", "yarn"):
+        raise EyasError(f"drafter.family=eagle3_mla: the target's RoPE is '{kind}', not yarn")
+    known = {field.name for field in dataclasses.fields(Yarn)}
+    yarn = Yarn(**{k: v for k, v in rope.items() if k in known}) if kind == "yarn" else None
+    return MlaShape(**sizes, yarn=yarn)
 
 
 def _rope_theta(target: Mapping[str, Any]) -> float:
@@ -100,19 +160,32 @@ def _check(config: DrafterConfig) -> None:
             f"drafter.num_key_value_heads: expected a divisor of {config.num_attention_heads} "
             f"attention heads, got {config.num_key_value_heads}"
         )
+    if config.mla and config.num_key_value_heads != config.num_attention_heads:
+        raise EyasError(
+            f"drafter.num_key_value_heads: expected null for eagle3_mla (a key for each of "
+            f"{config.num_attention_heads} heads), got {config.num_key_value_heads}"
+        )
+    if config.mla and config.mla.qk_rope_head_dim % 2:
+        raise EyasError(
+            f"drafter.mla.qk_rope_head_dim: expected an even size, got "
+            f"{config.mla.qk_rope_head_dim}"
+        )
 
 
 def save_config(path: Path, config: DrafterConfig) -> None:
-    """Write config.json."""
-    write_json(path, dataclasses.asdict(config))
+    """Write config.json; what only another family has is left out."""
+    value = dataclasses.asdict(config)
+    write_json(path, {k: v for k, v in value.items() if config.mla or k not in _OPTIONAL})
 
 
 def load_config(path: Path) -> DrafterConfig:
     """Read config.json; a missing file or a wrong set of keys is an EyasError that names it."""
     value = read_json(path, hint=_REMAKE)
-    expected = {field.name for field in dataclasses.fields(DrafterConfig)}
-    if not isinstance(value, dict) or set(value) != expected:
+    expected = {field.name for field in dataclasses.fields(DrafterConfig)} - _OPTIONAL
+    if not isinstance(value, dict) or set(value) - _OPTIONAL != expected:
         got = sorted(value) if isinstance(value, dict) else type(value).__name__
         raise EyasError(f"{path}: expected keys {sorted(expected)}, got {got}", hint=_REMAKE)
-    config = DrafterConfig(**value)
-    return dataclasses.replace(config, aux_layers=tuple(config.aux_layers))
+    if mla := value.get("mla"):
+        yarn = Yarn(**mla["yarn"]) if mla["yarn"] else None
+        value = value | {"mla": MlaShape(**mla | {"yarn": yarn})}
+    return DrafterConfig(**value | {"aux_layers": tuple(value["aux_layers"])})

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
+from eyas.drafter.families import family_of
 from eyas.drafter.profiles import (
     NESTED,
     OWN_LAYER,
@@ -33,15 +34,12 @@ _HINT = "train again with `dvc repro -f -s train`"
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     """Return the exact keys and shapes of a drafter."""
     c, width = config, config.hidden_size
-    queries, groups = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    attention = family_of(c).shapes(c)
     layer = {
         "hidden_norm": (width,),
         "input_layernorm": (width,),
         "post_attention_layernorm": (width,),
-        "self_attn.q_proj": (queries, 2 * width),
-        "self_attn.k_proj": (groups, 2 * width),
-        "self_attn.v_proj": (groups, 2 * width),
-        "self_attn.o_proj": (width, queries),
+        **{f"self_attn.{name}": shape for name, shape in attention.items()},
         "mlp.gate_proj": (c.intermediate_size, width),
         "mlp.up_proj": (c.intermediate_size, width),
         "mlp.down_proj": (width, c.intermediate_size),

@@ -62,6 +62,7 @@ def _rows_of(
     part = slice(begin, begin + _LONGEST_TOKENS)
     ids, aux_TLD = document.input_ids_T[part].tolist(), document.aux_TLD[part]
     found = found[found < part.stop] - begin
+    found = found[~document.final_TD[part][found].isnan().all(-1)]  # rows that the store kept
     steps = min(len(step_weights), len(ids) - 1)
     for step, (state_TD, inner_TI) in enumerate(runner.foresee(ids, aux_TLD, steps)):
         at = found[found >= 2 + step]

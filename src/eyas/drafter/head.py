@@ -1,12 +1,14 @@
-"""Norm, lm_head and soft cross-entropy in one: the gradient is made while the logits are at hand.
+"""Norm, lm_head and the loss in one: the gradient is made while the logits are at hand.
 
 Logits live for a chunk of rows; what is kept is one [C, N] matrix of the step in work (the slope of
 the loss, for one product with lm_head), never those of all steps. Cross-entropy is
 log sum exp - <teacher, logits>, its slope q - p, and the overlap sum min(p, q) = 1 - |q - p| / 2:
-a softmax and three short passes are all that is not a matrix product.
+a softmax and three short passes are all that is not a matrix product. Other losses (`train.loss`)
+are made of the overlap, whose slope costs two passes more; docs/training_step.md has the equations.
 
 Legend: C predictions with loss, A active rows, N draft vocabulary, D hidden size, S TTT steps.
-Source: the soft cross-entropy of EAGLE-3, arXiv 2503.01840; chunks as in Liger Kernel, 2410.10989.
+Source: the soft cross-entropy of EAGLE-3, arXiv 2503.01840; losses of the overlap, 2602.23881;
+chunks as in Liger Kernel, 2410.10989.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +18,10 @@ from torch import Tensor
 
 from eyas.drafter.unroll import normed, normed_backward
 
+LOSSES = ("kl", "tv", "nla", "lk")
 _CHUNK_ELEMENTS = 1 << 20  # logits of a chunk; a half or an eighth is up to 10 % slower
+_LK_RATE = 3.0  # how fast kl fades out of lk as the overlap grows; the paper's eta
+_LEAST_OVERLAP = 1e-30  # keeps 1 / overlap finite
 
 
 class Labels(NamedTuple):
@@ -33,7 +38,7 @@ class Result(NamedTuple):
     """The loss, and for the figures the sums of each step and what was hit."""
 
     total: Tensor
-    loss_S: Tensor
+    loss_S: Tensor  # cross-entropy, whatever is trained
     overlap_S: Tensor
     hit_SC: Tensor
 
@@ -45,13 +50,13 @@ class HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any,
         labels: Labels,
-        settings: tuple[float, bool],
+        settings: tuple[float, bool, str],
         norm_D: Tensor,
         head_ND: Tensor,
         *outputs_SAD: Tensor,
     ) -> Result:
-        """Return the result; `settings` are the norm's epsilon and whether gradients are wanted."""
-        eps, wanted = settings
+        """Return the result; `settings`: the norm's epsilon, are gradients wanted, the loss."""
+        eps, wanted, loss = settings
         wide, dtype = labels.teacher_CN.dtype, outputs_SAD[0].dtype
         norm, head = norm_D.to(wide), head_ND.to(dtype)
         slope_CN = torch.empty_like(labels.teacher_CN, dtype=dtype) if wanted else None
@@ -62,10 +67,10 @@ class HeadLoss(torch.autograd.Function):
             rows_C, exists_C = labels.rows_SC[step], labels.exists_SC[step]
             hidden_CD = outputs_SAD[step][rows_C]
             normed_CD, factor_C1 = normed(hidden_CD, norm, eps)
-            columns = _rows(labels, normed_CD, head, slope_CN)
-            loss_C, overlap_C, hit_C = (column * exists_C for column in columns)
+            columns = _rows(labels, normed_CD, head, loss, slope_CN)
+            trained_C, loss_C, overlap_C, hit_C = (column * exists_C for column in columns)
             count = exists_C.sum().clamp(min=1)
-            mean = weight * loss_C.sum() / count
+            mean = weight * trained_C.sum() / count
             figures.append((mean, loss_C.sum(), overlap_C.sum(), hit_C))
             if slope_CN is None or head_grad_ND is None:
                 continue
@@ -94,9 +99,9 @@ class HeadLoss(torch.autograd.Function):
 
 
 def _rows(
-    labels: Labels, normed_CD: Tensor, head_ND: Tensor, slope_CN: Tensor | None
+    labels: Labels, normed_CD: Tensor, head_ND: Tensor, loss: str, slope_CN: Tensor | None
 ) -> list[Tensor]:
-    """Return loss, overlap and hit of each row; write the slopes, q - p."""
+    """Return loss, cross-entropy, overlap and hit of each row; write the slopes."""
     size = max(64, _CHUNK_ELEMENTS // len(head_ND))
     parts, low = [], 0
     for normed_cD in normed_CD.split(size):
@@ -106,12 +111,46 @@ def _rows(
         logits = (normed_cD @ head_ND.T).to(teacher.dtype)
         top_c = logits.amax(-1)
         share = logits.softmax(-1)
-        loss_c = top_c - share.amax(-1).log_() - torch.linalg.vecdot(teacher, logits)
+        entropy_c = top_c - share.amax(-1).log_() - torch.linalg.vecdot(teacher, logits)
         overlap_c = torch.minimum(share, teacher).sum(-1)
-        parts.append((loss_c, overlap_c, _hits(logits, top_c, labels.favourite_C[at])))
+        trained_c, kl_c, tv_c = _blend(loss, entropy_c, overlap_c)
+        hit_c = _hits(logits, top_c, labels.favourite_C[at])
+        parts.append((trained_c, entropy_c, overlap_c, hit_c))
         if slope_CN is not None:
-            slope_CN[at] = share.sub_(teacher)
+            slope_CN[at] = _slope(share, teacher, kl_c, tv_c)
     return [torch.cat(column) for column in zip(*parts, strict=True)]
+
+
+def _blend(
+    loss: str, entropy_c: Tensor, overlap_c: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the loss of each row, and how much of the slopes of kl and tv it takes (None: none).
+
+    kl is the cross-entropy. tv: 1 - overlap, the chance that a sampled draft is rejected. nla: -log
+    overlap. lk: s kl + (1 - s) tv with s = exp(-3 overlap), held fixed in the slope; s is a row's
+    own, the paper's that of all rows of a step.
+    """
+    if loss == "kl":
+        return entropy_c, torch.ones_like(overlap_c), None
+    if loss == "tv":
+        return 1.0 - overlap_c, None, torch.ones_like(overlap_c)
+    if loss == "nla":
+        some_c = overlap_c.clamp(min=_LEAST_OVERLAP)
+        return -some_c.log(), None, some_c.reciprocal()
+    kl_c = (-_LK_RATE * overlap_c).exp()
+    return torch.lerp(1.0 - overlap_c, entropy_c, kl_c), kl_c, 1.0 - kl_c
+
+
+def _slope(share: Tensor, teacher: Tensor, kl_c: Tensor | None, tv_c: Tensor | None) -> Tensor:
+    """Return the slope by the logits, in place of `share`.
+
+    That of kl is q - p. That of tv is q m - q' m q with m = [q < p]: more of what is too little.
+    """
+    if tv_c is None:
+        return share.sub_(teacher)
+    wanting = share * (share < teacher)
+    slope = (share * wanting.sum(-1, keepdim=True)).sub_(wanting).mul_(tv_c.unsqueeze(1))
+    return slope if kl_c is None else slope.addcmul_(share.sub_(teacher), kl_c.unsqueeze(1))
 
 
 def _hits(logits_cN: Tensor, top_c: Tensor, favourite_c: Tensor) -> Tensor:

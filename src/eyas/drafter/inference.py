@@ -1,6 +1,7 @@
 """The drafter at decode time, from the tensors of an exported folder.
 
-Independent of the training code (it shares the layers only), so that each checks the other. Row t
+Independent of the training code (it shares the layers only, and how latent attention makes its
+heads), so that each checks the other. Row t
 holds the embedding of token x[t+1] and the target's state of x[t], at position t; a drafted row
 holds the embedding of the draft and the drafter's own un-normed output.
 
@@ -17,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
-from eyas.drafter.layers import apply_rotary, rms_norm, rotary_tables
+from eyas.drafter.families import family_of
+from eyas.drafter.layers import rms_norm
 from eyas.drafter.trees import ROOT, Tree, chain
 
 _LAYER = "midlayer."
@@ -33,15 +35,18 @@ class DraftRunner:
             name: tensor.float() if tensor.is_floating_point() else tensor
             for name, tensor in tensors.items()
         }
-        self._config, self._embed_VD = config, embed_VD
+        self._config, self._embed_VD, self._family = config, embed_VD, family_of(config)
+        names = self._family.shapes(config)
+        self._attention = {n: self._w[f"{_LAYER}self_attn.{n}.weight"] for n in names}
+        self._scale = 1.0 / self._family.divisor(config)
         self._token_N = self._w["d2t"] + torch.arange(config.draft_vocab_size)
         self._keys_GTK = torch.empty(config.num_key_value_heads, 0, config.head_dim)
-        self._values_GTK = self._keys_GTK
+        self._values_GTK = torch.empty(config.num_key_value_heads, 0, config.value_dim)
 
     def fresh(self) -> "DraftRunner":
         """Return a runner of the same weights that has seen no token."""
         own = copy.copy(self)
-        own._keys_GTK = own._values_GTK = self._keys_GTK[:, :0]
+        own._keys_GTK, own._values_GTK = self._keys_GTK[:, :0], self._values_GTK[:, :0]
         return own
 
     def propose(
@@ -142,7 +147,9 @@ class DraftRunner:
             )
             for kind, past in enumerate((self._keys_GTK, self._values_GTK))
         )
-        mixed = F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=True)
+        mixed = F.scaled_dot_product_attention(
+            q[:, :, None], keys, values, scale=self._scale, enable_gqa=True
+        )
         return self._finish(hidden_BD, mixed.flatten(1))
 
     def draft_everywhere(self, path: Sequence[int], aux_TLD: Tensor, num_drafts: int) -> Tensor:
@@ -155,6 +162,13 @@ class DraftRunner:
         for _, _, out_TD in self._unroll(path, aux_TLD, num_drafts, lambda _: drafts[-1]):
             drafts.append(self._best_each(out_TD))
         return torch.stack(drafts, dim=1)
+
+    def attend(self, path: Sequence[int], aux_TLD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return fc's states [T-1, D] of a known path's rows, and what o_proj reads [T-1, H*K]."""
+        ids, rows = torch.tensor(path[1:]), len(path) - 1
+        hidden = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
+        q, k, v = self._project(ids, hidden, torch.arange(rows))
+        return hidden, self._attend(q, k, v, torch.ones(rows, rows, dtype=torch.bool).tril())
 
     def foresee(
         self, path: Sequence[int], aux_TLD: Tensor, num_steps: int
@@ -220,24 +234,17 @@ class DraftRunner:
         self, ids_T: Tensor, hidden_TD: Tensor, positions_T: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated q [G, R*T, K] (R outer), rotated k and plain v [G, T, K]."""
-        config, eps = self._config, self._config.rms_norm_eps
+        eps = self._config.rms_norm_eps
         embedded = rms_norm(
             F.embedding(ids_T, self._embed_VD), self._w[f"{_LAYER}input_layernorm.weight"], eps
         )
         normed = rms_norm(hidden_TD, self._w[f"{_LAYER}hidden_norm.weight"], eps)
         both = torch.cat([embedded, normed], dim=-1)
-        cos, sin = rotary_tables(positions_T, config.head_dim, config.rope_theta)
-        q, k, v = (
-            F.linear(both, self._w[f"{_LAYER}self_attn.{name}_proj.weight"])
-            .unflatten(-1, (-1, config.head_dim))
-            .transpose(0, 1)
-            for name in "qkv"
-        )
-        return apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v
+        return self._family.decode(self._config, self._attention, both, positions_T)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         mixed = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], attn_mask=seen, enable_gqa=True
+            q[None], k[None], v[None], attn_mask=seen, scale=self._scale, enable_gqa=True
         )
         return mixed[0].transpose(0, 1).flatten(1)
 
@@ -250,7 +257,7 @@ class DraftRunner:
     ) -> Tensor:
         """Attend to the committed rows 0..t and to row t's own drafts, in one softmax."""
         groups = self._config.num_key_value_heads
-        q_GRTK = q.unflatten(0, (groups, -1)) * self._config.head_dim**-0.5
+        q_GRTK = q.unflatten(0, (groups, -1)) * self._scale
         k_GTK, v_GTK = committed
         scores = q_GRTK @ k_GTK[:, None].transpose(-1, -2)
         scores = scores.masked_fill(~causal_TT, float("-inf"))

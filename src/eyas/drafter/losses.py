@@ -14,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eyas.drafter.head import HeadLoss, Labels, Result
+from eyas.drafter.head import LOSSES, HeadLoss, Labels, Result
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack
 from eyas.drafter.unroll import Layout, build_layout, rows_at
+from eyas.errors import EyasError
 
 _TEACHER_ROWS = 256  # logits of the target at a time
 
@@ -38,6 +39,15 @@ class Tally(NamedTuple):
         return Tally(*(a + b for a, b in zip(self, other, strict=True)))
 
 
+def check_loss(name: str) -> None:
+    """Refuse a loss that there is not.
+
+    Raises: EyasError.
+    """
+    if name not in LOSSES:
+        raise EyasError(f"train.loss: expected one of {', '.join(LOSSES)}, got {name!r}")
+
+
 def trained_rows(pack: Pack, steps: int) -> list[int]:
     """Return how many rows of each step carry loss."""
     position_T = torch.cat([torch.arange(length) for length in pack.lengths])
@@ -53,6 +63,7 @@ def pack_loss(
     weights: tuple[float, ...],
     *,
     recompute: bool = False,
+    loss: str = "kl",
 ) -> tuple[Tensor, Tally]:
     """Return the weighted loss of a pack over len(weights) TTT steps, and its tally.
 
@@ -62,22 +73,44 @@ def pack_loss(
     """
     steps = len(weights)
     layout = build_layout(pack.predictions_P, pack.lengths, steps)
-    labels = _labels(pack, layout, embed_TD, head_ND, weights)
+    teacher = _teacher(pack, embed_TD.dtype, head_ND, drafter.t2d)
+    labels = _labels(pack, layout, teacher, weights)
     aux_TLD = pack.aux_TLD.to(embed_TD.dtype)
     outputs = drafter.unroll(embed_TD, aux_TLD, layout, steps, recompute=recompute)
-    settings = (drafter.config.rms_norm_eps, torch.is_grad_enabled())
+    settings = (drafter.config.rms_norm_eps, torch.is_grad_enabled(), loss)
     weight_D, weight_ND = drafter.norm.weight, drafter.lm_head.weight
     result = Result(*HeadLoss.apply(labels, settings, weight_D, weight_ND, *outputs))
     return result.total, _tally(result, labels, pack, layout)
 
 
 def _labels(
-    pack: Pack, layout: Layout, embed_TD: Tensor, head_ND: Tensor, weights: tuple[float, ...]
+    pack: Pack, layout: Layout, teacher: tuple[Tensor, Tensor], weights: tuple[float, ...]
 ) -> Labels:
     trained_C = pack.predictions_P[pack.in_vocab_P]
-    wide = torch.float64 if embed_TD.dtype == torch.float64 else torch.float32
-    final_CD, head_ND = (x.to(embed_TD.dtype) for x in (pack.final_TD[trained_C], head_ND))
-    teacher_CN = torch.empty(len(trained_C), len(head_ND), dtype=wide, device=embed_TD.device)
+    exists_SC = torch.stack(
+        [rows_at(trained_C, layout.position_T, k)[1] for k in range(len(weights))]
+    )
+    back_S1 = 1 + torch.arange(len(weights), device=trained_C.device).unsqueeze(1)
+    rows_SC = torch.searchsorted(layout.active_A, (trained_C - back_S1).clamp(min=0))
+    return Labels(
+        teacher_CN=teacher[0],
+        favourite_C=teacher[1],
+        rows_SC=rows_SC.clamp(max=len(layout.active_A) - 1),
+        exists_SC=exists_SC,
+        weights=weights,
+    )
+
+
+def _teacher(
+    pack: Pack, dtype: torch.dtype, head_ND: Tensor, t2d_V: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the softmax over the draft vocabulary, [C, N], and its favourite, [C]."""
+    trained_C = pack.predictions_P[pack.in_vocab_P]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    if pack.top_T2K is not None:
+        return stored_teacher(pack.top_T2K[trained_C], t2d_V, wide)
+    final_CD, head_ND = (x.to(dtype) for x in (pack.final_TD[trained_C], head_ND))
+    teacher_CN = torch.empty(len(trained_C), len(head_ND), dtype=wide, device=final_CD.device)
     favourites = []
     for teacher, final in zip(
         teacher_CN.split(_TEACHER_ROWS), final_CD.split(_TEACHER_ROWS), strict=True
@@ -85,18 +118,23 @@ def _labels(
         logits = final @ head_ND.T
         favourites.append(logits.argmax(-1))
         torch.softmax(logits.to(wide), -1, out=teacher)
-    exists_SC = torch.stack(
-        [rows_at(trained_C, layout.position_T, k)[1] for k in range(len(weights))]
-    )
-    back_S1 = 1 + torch.arange(len(weights), device=trained_C.device).unsqueeze(1)
-    rows_SC = torch.searchsorted(layout.active_A, (trained_C - back_S1).clamp(min=0))
-    return Labels(
-        teacher_CN=teacher_CN,
-        favourite_C=torch.cat(favourites),
-        rows_SC=rows_SC.clamp(max=len(layout.active_A) - 1),
-        exists_SC=exists_SC,
-        weights=weights,
-    )
+    return teacher_CN, torch.cat(favourites)
+
+
+def stored_teacher(top_C2K: Tensor, t2d_V: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the same by the K likeliest tokens of the whole vocabulary and their log-shares.
+
+    Those of the draft vocabulary have m together; what is not among the K, the tail, has r. How
+    much of r is the draft vocabulary's is not known: the teacher gives the tail nothing and is what
+    is known, over m. At most r / (m + r) of its mass (as if all were) lies where the exact one has
+    it not. Spreading r, evenly or by frequency, measured worse (RESULTS.md).
+    """
+    ids_CK = top_C2K[:, 0].long()
+    shares_CK = top_C2K[:, 1].to(dtype).exp() * t2d_V[ids_CK]
+    places_CK = (t2d_V.cumsum(0) - 1)[ids_CK].clamp(min=0)
+    teacher_CN = shares_CK.new_zeros(len(ids_CK), int(t2d_V.sum()))
+    teacher_CN.scatter_add_(1, places_CK, shares_CK / shares_CK.sum(1, keepdim=True))
+    return teacher_CN, places_CK[:, 0]
 
 
 def _tally(result: Result, labels: Labels, pack: Pack, layout: Layout) -> Tally:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from eyas.drafter.config import DrafterConfig
+from eyas.drafter.families import family_of
 from eyas.drafter.layers import rms_norm
 from eyas.drafter.unroll import Layout, Unroll, Weights
 
@@ -31,16 +32,22 @@ class RmsNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """The projections; q, k and v read the embedding (first half) and the hidden state."""
+    """The family's tensors; the first read the embedding (first half) and the hidden state."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        width, K = config.hidden_size, config.head_dim
-        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.q_proj = nn.Linear(2 * width, self.num_heads * K, bias=False)
-        self.k_proj = nn.Linear(2 * width, self.num_kv_heads * K, bias=False)
-        self.v_proj = nn.Linear(2 * width, self.num_kv_heads * K, bias=False)
-        self.o_proj = nn.Linear(self.num_heads * K, width, bias=False)
+        for name, shape in family_of(config).shapes(config).items():
+            matrix = len(shape) > 1
+            self.add_module(
+                name,
+                nn.Linear(shape[1], shape[0], bias=False)
+                if matrix
+                else RmsNorm(shape[0], config.rms_norm_eps),
+            )
+
+    def weight(self, name: str) -> nn.Parameter:
+        """Return the weight of a projection or norm."""
+        return self.get_parameter(f"{name}.weight")
 
 
 class Mlp(nn.Module):
@@ -100,20 +107,24 @@ class Drafter(nn.Module):
 
         Embeddings and aux states have the type in which all is computed.
         """
-        inputs, walk = (embed_TD, aux_TLD.flatten(1)), (steps, recompute)
-        return Unroll.apply(inputs, layout, self.config, walk, *self._weights())
+        attention, family = self.midlayer.self_attn, family_of(self.config)
+        names = list(family.shapes(self.config))
+        inner = {name: attention.weight(name) for name in names[family.num_first : -1]}
+        given = (embed_TD, aux_TLD.flatten(1), layout, self.config)
+        return Unroll.apply(
+            given, (steps, recompute), list(inner), *self._weights(), *inner.values()
+        )
 
     def _weights(self) -> Weights:
         layer, width = self.midlayer, self.config.hidden_size
-        attention = layer.self_attn
-        mixed = torch.cat(
-            [p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        )
+        attention, family = layer.self_attn, family_of(self.config)
+        first = list(family.shapes(self.config))[: family.num_first]
+        mixed = torch.cat([attention.weight(name) for name in first])
         return Weights(
             fc_DE=self.fc.weight,
             token_JD=mixed[:, :width],
             hidden_JD=mixed[:, width:],
-            out_DJ=attention.o_proj.weight,
+            out_DJ=attention.weight("o_proj"),
             gate_up=torch.cat([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
             down_DI=layer.mlp.down_proj.weight,
             input_norm_D=layer.input_layernorm.weight,

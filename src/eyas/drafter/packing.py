@@ -10,13 +10,15 @@ named by the position p = t+1+k of the token it reads: that p belongs to row p-1
     p = 3 (b->E): row 2 at step 0, row 1 at step 1      state of H, token a sampled in the prefill
     p = 4 (E->U): never counts: U was not predicted by the target
 
-Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that count.
+Legend: T tokens of a pack, D hidden size, L aux layers, P predictions that count,
+K likeliest tokens that a store keeps in the final state's place.
 Source: EAGLE-3, arXiv 2503.01840, section 3; SpecForge#885 for the off-by-one this avoids.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
 import torch
@@ -37,6 +39,7 @@ class Document:
     reply_T: Tensor
     aux_TLD: Tensor
     final_TD: Tensor  # after the target's last norm: what feeds lm_head; NaN where not kept
+    top_T2K: Tensor | None = None  # K likeliest next ids, their log-probabilities; NaN as above
 
 
 class Documents(Protocol):
@@ -62,6 +65,7 @@ class Pack:
     predictions_P: Tensor  # ascending positions p in the row
     in_vocab_P: Tensor  # bool: the target's favourite there is in the draft vocabulary
     lengths: tuple[int, ...]
+    top_T2K: Tensor | None = None
 
     def to(self, device: torch.device) -> "Pack":
         """Return the pack on a device."""
@@ -88,14 +92,27 @@ def predictions(reply_T: Tensor) -> Tensor:
     return same_T.nonzero().flatten() + 1
 
 
-def plan_epoch(lengths: Sequence[int], tokens_per_step: int, seed: int) -> list[list[int]]:
+def plan_epoch(
+    lengths: Sequence[int], tokens_per_step: int, seed: int, windows: Sequence[int] = ()
+) -> list[list[int]]:
     """Return the document indices of every optimiser step, in a seeded random order.
 
     A step closes before the document that would take it over `tokens_per_step`; a document longer
     than that is a step of its own. Nothing is cut and each document occurs once.
+
+    `windows`: that of every document. One after another, in a random order, they are gone through
+    whole, so that no other need be at hand; a step ends with its window. One is as none:
+
+        documents 0 1 2 3 4 5 in windows 0 0 0 1 1 1, in the order 4 0 5 2 1 3
+        windows 1, 0: steps of two are [4 5] [3] [0 2] [1]
     """
-    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist()
-    return list(fill(order, lengths, tokens_per_step))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    windows = windows or [0] * len(lengths)
+    turn = torch.randperm(max(windows, default=0) + 1, generator=generator).tolist()
+    order.sort(key=lambda index: turn[windows[index]])
+    runs = [list(run) for _, run in groupby(order, key=windows.__getitem__)]
+    return [step for run in runs for step in fill(run, lengths, tokens_per_step)]
 
 
 def fill(order: Sequence[int], lengths: Sequence[int], tokens_per_step: int) -> Iterator[list[int]]:
@@ -129,8 +146,9 @@ def aux_scale(documents: Documents) -> Tensor:
             break
     if not rows or not torch.isfinite(squares_LD).all():
         raise EyasError(
-            f"hidden states: expected finite aux states, got inf or NaN in {rows} rows",
-            hint="re-run extract",
+            "hidden states: expected finite aux states, got "
+            f"{f'inf or NaN in {rows} rows' if rows else 'none: no sample has a supervised token'}",
+            hint="re-run extract; of none, see the reject reasons of validate",
         )
     rms_LD = (squares_LD / rows).sqrt().clamp(min=1e-6)
     return rms_LD.log2().round().exp2().float()
@@ -141,16 +159,29 @@ class Packer:
 
     `favourites` maps final states [P, D] to the target's most likely token ids [P]; over a full
     vocabulary that costs as much as a step of training, so the answers are kept (one bool a token).
+    `windows`: which documents are at hand together, as in `plan_epoch`.
     """
 
     def __init__(
-        self, documents: Documents, favourites: Callable[[Tensor], Tensor], t2d_V: Tensor
+        self,
+        documents: Documents,
+        favourites: Callable[[Tensor], Tensor],
+        t2d_V: Tensor,
+        windows: Sequence[int] = (),
     ) -> None:
         self.lengths = list(documents.lengths)
+        self.windows = list(windows) or [0] * len(self.lengths)
+        self._window: int | None = None
         self._documents = documents
         self._favourites = favourites
         self._t2d_V = t2d_V
         self._in_vocab: dict[int, Tensor] = {}
+
+    def enter(self, index: int) -> None:
+        """Bring a document's window on every rank, also where another has the document."""
+        if self.windows[index] != self._window:
+            self._documents.read(index)
+            self._window = self.windows[index]
 
     def pack(self, indices: Sequence[int]) -> Pack:
         """Return these documents as one row."""
@@ -159,11 +190,11 @@ class Packer:
         for index, document in zip(indices, documents, strict=True):
             found = predictions(document.reply_T)
             if index not in self._in_vocab:
-                favourites = self._favourites(document.final_TD[found])
-                self._in_vocab[index] = self._t2d_V[favourites]
+                self._in_vocab[index] = self._t2d_V[self._favourites_of(document, found)]
             predictions_P.append(found + start)
             in_vocab_P.append(self._in_vocab[index])
             start += len(document.input_ids_T)
+        tops = [d.top_T2K for d in documents if d.top_T2K is not None]
         return Pack(
             input_ids_T=torch.cat([d.input_ids_T for d in documents]).long(),
             aux_TLD=torch.cat([d.aux_TLD for d in documents]),
@@ -171,4 +202,10 @@ class Packer:
             predictions_P=torch.cat(predictions_P),
             in_vocab_P=torch.cat(in_vocab_P),
             lengths=tuple(len(d.input_ids_T) for d in documents),
+            top_T2K=torch.cat(tops) if tops else None,
         )
+
+    def _favourites_of(self, document: Document, found: Tensor) -> Tensor:
+        if document.top_T2K is None:
+            return self._favourites(document.final_TD[found])
+        return document.top_T2K[found, 0, 0].long()

@@ -1,17 +1,20 @@
 """What each server calls a drafter's tensors and its layers.
 
-| profile | keys of the layer | layer ids | config.json |
-|---|---|---|---|
-| sglang | `midlayer.` | outputs, the first is 1: some models there add 1 only then | flat |
-| vllm | `layers.0.` | 1 more than the outputs: 0 is the embedding | flat |
-| speculators | `layers.0.` | as vllm | nested, every norm flag off |
+| profile | keys of the layer | layer ids | config.json | families |
+|---|---|---|---|---|
+| sglang | `midlayer.` | outputs, the first is 1: some models there add 1 only then | flat | both |
+| vllm | `layers.0.` | 1 more than the outputs: 0 is the embedding | flat | eagle3 |
+| speculators | `layers.0.` | as vllm | nested, every norm flag off | eagle3 |
 
 A flat folder with the ids of `sglang` loads in vLLM without a word and reads the layers before.
+vLLM's class for latent attention takes every RoPE for YaRN, and was not tried: it is refused.
 
-Source: llama_eagle3.py of SGLang and of vLLM, and vLLM's gpu_model_runner.py for the ids;
-speculators 0.9.0 models/eagle3/config.py, whose own training defaults differ in the flags.
+Source: llama_eagle3.py of SGLang and of vLLM, kimi_k25_eagle3.py of SGLang, deepseek_eagle3.py and
+for the ids gpu_model_runner.py of vLLM; speculators 0.9.0 models/eagle3/config.py, whose own
+training defaults differ in the flags.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +52,7 @@ class Profile:
     ids_above_outputs: int  # added to "output of layer i"
     describe: Callable[[DrafterConfig, list[int]], dict[str, Any]]  # config.json, layer ids given
     serve: str  # for the card
+    families: tuple[str, ...] = ("eagle3",)  # that the server has a class for
 
 
 def profile_named(name: str) -> Profile:
@@ -73,9 +77,21 @@ def serving_config(
 ) -> dict[str, Any]:
     """Return config.json as a profile has it; `verifier` is the target's name or path.
 
-    Raises: EyasError if the profile names the target and no name is given.
+    Raises: EyasError if the server has no class for the drafter, or the profile names the target
+    and no name is given.
     """
     rules = profile_named(profile)
+    if config.family not in rules.families:
+        raise EyasError(
+            f"export.profile: expected sglang for drafter.family={config.family}, got '{profile}'",
+            hint="set export.profile=sglang, or train drafter.family=eagle3",
+        )
+    if config.mla and config.mla.q_lora_rank is None:
+        raise EyasError(
+            "export: SGLang serves latent attention with a query of low rank only: expected a "
+            "number for drafter.mla.q_lora_rank, got null",
+            hint="give it and train again",
+        )
     described = rules.describe(config, [i + rules.ids_above_outputs for i in config.aux_layers])
     if NESTED in described:
         if not verifier:
@@ -114,14 +130,37 @@ def _llama(config: DrafterConfig) -> dict[str, Any]:
     )
 
 
+def _mla(config: DrafterConfig) -> dict[str, Any]:
+    """Return what the form says of a layer with latent attention."""
+    assert config.mla is not None
+    sizes = dataclasses.asdict(config.mla)
+    rope = _yarn(config) or {"rope_type": "default"}
+    described = _llama(config) | sizes | {"model_type": "deepseek_v3", "rope_interleave": True}
+    described["rope_parameters"] = rope | {"rope_theta": config.rope_theta}
+    return {k: v for k, v in described.items() if k not in ("head_dim", "mlp_bias", "yarn")}
+
+
+def _yarn(config: DrafterConfig) -> dict[str, Any] | None:
+    if config.mla is None or config.mla.yarn is None:
+        return None
+    return dataclasses.asdict(config.mla.yarn) | {"rope_type": "yarn", "type": "yarn"}
+
+
+_CLASSES = {
+    "eagle3": ("LlamaForCausalLMEagle3", _llama),
+    "eagle3_mla": ("Eagle3DeepseekV2ForCausalLM", _mla),
+}
+
+
 def _flat(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
     """Return the form of EAGLE, with rope in the old and the new form for servers of either age."""
-    return _llama(config) | {
-        "architectures": ["LlamaForCausalLMEagle3"],
+    name, layer = _CLASSES[config.family]
+    return layer(config) | {
+        "architectures": [name],
         "target_hidden_size": config.target_hidden_size,
         "draft_vocab_size": config.draft_vocab_size,
         "rope_theta": config.rope_theta,
-        "rope_scaling": None,
+        "rope_scaling": _yarn(config),
         "torch_dtype": "bfloat16",
         "eagle_config": {_IDS: layer_ids, "use_aux_hidden_state": True},
     }
@@ -150,7 +189,13 @@ def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
 
 
 PROFILES = {
-    "sglang": Profile(layer_key=OWN_LAYER, ids_above_outputs=0, describe=_flat, serve=_SGLANG),
+    "sglang": Profile(
+        layer_key=OWN_LAYER,
+        ids_above_outputs=0,
+        describe=_flat,
+        serve=_SGLANG,
+        families=tuple(_CLASSES),
+    ),
     "vllm": Profile(
         layer_key="layers.0.",
         ids_above_outputs=1,

@@ -4,10 +4,13 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
+from torch import Tensor
+
+from eyas.drafter.packing import predictions
 from eyas.drafter.ranks import leads
-from eyas.drafter.training import Progress
+from eyas.drafter.training import Progress, Row
 from eyas.status import Status
 
 _LINE_EVERY_S = 20.0
@@ -83,3 +86,28 @@ def _logging(meter: Meter) -> Callable[[Progress], None]:
             log.info("train: %s", line)
 
     return show
+
+
+def summarise(
+    replies: Sequence[Tensor], ttt_steps: int, curve: Sequence[Row], vocabulary_coverage: float
+) -> dict[str, float]:
+    """Return the run in numbers; equal inputs give equal ones."""
+    steps = [row for row in curve if row["split"] == "train"]
+    checks = [row for row in curve if row["split"] == "val"]
+    last = checks[-1] if checks else steps[-1]
+    facts: dict[str, float] = {
+        "documents": len(replies),
+        "tokens": sum(map(len, replies)),
+        "predictions": sum(len(predictions(reply_T)) for reply_T in replies),
+        "steps": len(steps),
+        "ttt_steps": ttt_steps,
+        "vocabulary_coverage": round(vocabulary_coverage, 5),
+        "loss_last": round(steps[-1]["loss"], 5),
+    }
+    figures = {k: round(v, 5) for k, v in last.items() if k not in ("split", "step", "epoch", "lr")}
+    name = "val" if checks else "train"
+    facts |= {f"{name}_{key}": value for key, value in figures.items()}
+    if checks:
+        key = "simulated_acceptance_length"
+        facts[f"val_{key}_at_start"] = round(checks[0][key], 5)
+    return facts

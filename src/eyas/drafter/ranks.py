@@ -91,6 +91,11 @@ def all_sum(values: Tensor) -> Tensor:
     return values
 
 
+def wait_for_all() -> None:
+    """Return when every rank has come here."""
+    all_sum(torch.zeros(1))
+
+
 def sum_gradients(parameters: Sequence[Tensor]) -> None:
     """Replace every gradient by its sum over the ranks, in one exchange; none counts as zeros."""
     if size() == 1:

@@ -15,9 +15,10 @@ Legend: V target vocabulary, N draft vocabulary, D hidden size, L aux layers.
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
-from eyas.drafter.losses import Tally, figures, pack_loss, trained_rows
+from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
 from eyas.errors import EyasError
@@ -70,6 +71,7 @@ class Run:
 
     def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
         self.drafter, self.settings = drafter, settings
+        check_loss(settings.loss)
         dtype, self.device = dtype_of(settings), drafter.fc.weight.device  # all follows the drafter
         self.corpus = dataclasses.replace(
             corpus,
@@ -77,7 +79,8 @@ class Run:
             head_ND=corpus.head_ND.to(self.device, dtype),
             aux_scale_LD=corpus.aux_scale_LD.to(self.device),
         )
-        self.plan = plan_run(corpus.train.lengths, settings)
+        self.plan = plan_run(corpus.train.lengths, settings, corpus.train.windows)
+        self.parts = parts_of([epoch for epoch, _ in self.plan], settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
         self.optimizer = torch.optim.AdamW(
             drafter.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
@@ -95,6 +98,7 @@ class Run:
         any of them. Loss and tally are of all ranks, gradients of this one.
         """
         tokens = sum(packer.lengths[index] for index in documents)
+        packer.enter(documents[0])
         mine = ranks.share(documents, packer.lengths)
         parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
         packs = [packer.pack(part) for part in parts]
@@ -125,8 +129,21 @@ class Run:
         corpus, pack = self.corpus, pack.to(self.device)
         pack = dataclasses.replace(pack, aux_TLD=pack.aux_TLD / corpus.aux_scale_LD)
         embed_TD = corpus.embed_VD[pack.input_ids_T]
-        recompute = self.settings.recompute
-        return pack_loss(self.drafter, pack, embed_TD, corpus.head_ND, weights, recompute=recompute)
+        recompute, loss = self.settings.recompute, self.settings.loss
+        return pack_loss(
+            self.drafter,
+            pack,
+            embed_TD,
+            corpus.head_ND,
+            weights,
+            recompute=recompute,
+            loss=loss,
+        )
+
+    def leaves_window(self, step: int) -> bool:
+        """Tell whether a step, which is not the first, reads another window than the last."""
+        before, now = (self.plan[number][1][0] for number in (step - 1, step))
+        return self.corpus.train.windows[before] != self.corpus.train.windows[now]
 
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""
@@ -145,7 +162,8 @@ class Run:
         Raises: EyasError if loss or gradient are not finite; the weights are then untouched.
         """
         settings = self.settings
-        lr = settings.lr * rate_at(step, len(self.plan), settings.warmup_ratio)
+        part = self.part_of(step)
+        lr = settings.lr * rate_at(step - part.start, len(part), settings.warmup_ratio)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         epoch, documents = self.plan[step]
@@ -160,10 +178,34 @@ class Run:
                 hint="lower train.lr; at a first step look at the states (`eyas verify`) and the "
                 "target's weights; the last checkpoint before this is kept",
             )
+        first = step == 0 and len(self.parts) > 1
+        begin = [p.detach().clone() for p in self.drafter.parameters()] if first else []
         self.optimizer.step()
+        for parameter, kept in zip(self.drafter.parameters(), begin, strict=False):
+            self.optimizer.state[parameter] |= {"begin": kept, "mean": torch.zeros_like(kept)}
         head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
         total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
         return {**head, **total, **figures(tally)}, tokens
+
+    def part_of(self, step: int) -> range:
+        """Return the steps of the run of the soup that this step belongs to."""
+        return next(part for part in self.parts if step in part)
+
+    @torch.no_grad()
+    def stir(self, step: int) -> None:
+        """At the end of a run of a soup add its weights to the mean; begin again, or take the mean.
+
+        Mean and start lie with Adam's moments, which are saved and resumed.
+        """
+        if len(self.parts) == 1 or step != self.part_of(step)[-1]:
+            return
+        for parameter in self.drafter.parameters():
+            state = self.optimizer.state[parameter]
+            state["mean"].add_(parameter, alpha=1.0 / len(self.parts))
+            over = step + 1 == len(self.plan)
+            parameter.copy_(state["mean" if over else "begin"])
+            for moment in ("exp_avg", "exp_avg_sq", "step"):
+                state[moment].zero_()
 
 
 def train(
@@ -176,7 +218,9 @@ def train(
 ) -> list[Row]:
     """Train in place, going on from the checkpoint if there is one; return the curve.
 
-    Validates before the first step and after each epoch.
+    Validates before the first step and after each epoch. A soup (`settings.soup` runs from the same
+    start, each in other orders; what is kept is the mean of their weights, arXiv 2203.05482) is
+    validated as such after its last epoch only, before that the run in work.
 
     Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
     """
@@ -195,9 +239,14 @@ def train(
         curve.append(row)
         step += 1
         last = step == len(run.plan)
+        if last:
+            run.stir(step - 1)
         if last or run.plan[step][0] != row["epoch"]:
             curve += run.validate(step, row["epoch"])
-        if ranks.leads() and (last or time.monotonic() - saved_s >= saving.every_s):
+        if not last:
+            run.stir(step - 1)
+        due = last or run.leaves_window(step) or time.monotonic() - saved_s >= saving.every_s
+        if ranks.leads() and due:
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
@@ -217,7 +266,9 @@ def dtype_of(settings: Train) -> torch.dtype:
     return getattr(torch, settings.dtype)
 
 
-def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]:
+def plan_run(
+    lengths: list[int], settings: Train, windows: Sequence[int] = ()
+) -> list[tuple[int, list[int]]]:
     """Return (epoch, document indices) of every optimiser step, each epoch in its own order.
 
     Raises: EyasError if there are no documents.
@@ -230,8 +281,26 @@ def plan_run(lengths: list[int], settings: Train) -> list[tuple[int, list[int]]]
     return [
         (epoch, documents)
         for epoch in range(1, settings.epochs + 1)
-        for documents in plan_epoch(lengths, settings.tokens_per_step, settings.seed + epoch)
+        for documents in plan_epoch(
+            lengths, settings.tokens_per_step, settings.seed + epoch, windows
+        )
     ]
+
+
+def parts_of(epochs: list[int], settings: Train) -> list[range]:
+    """Return the steps of each run of the soup, given the epoch of every step.
+
+    Raises: EyasError unless each run has as many epochs.
+    """
+    if settings.soup < 1 or settings.epochs % settings.soup:
+        raise EyasError(
+            f"train.soup: expected a divisor of train.epochs ({settings.epochs}), "
+            f"got {settings.soup}",
+            hint="each run of the soup has epochs / soup epochs; 1 is a run as usual",
+        )
+    each = settings.epochs // settings.soup
+    ends = [sum(epoch <= each * part for epoch in epochs) for part in range(settings.soup + 1)]
+    return [range(begin, end) for begin, end in pairwise(ends)]
 
 
 def rate_at(step: int, total: int, warmup_ratio: float) -> float:

@@ -7,12 +7,12 @@ step 0's keys are summed in float32, in place. The type of the embeddings is the
 products; float64 stays float64.
 
 Legend: T rows of a pack, A active rows, R rows of either kind, D hidden size, E = 3 D of the aux
-states, H heads, G key/value heads, K head dim, J = (H + 2 G) K, I inner size of the MLP.
+states, H heads, G key/value heads, K head dim, I inner size of the MLP, J columns of what the
+attention multiplies first, the query's before the rest ((H + 2 G) K of Llama's).
 Source: EAGLE-3, arXiv 2503.01840; `tests/drafter/test_reference.py` has the naive form.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,14 +30,17 @@ from eyas.drafter.attention import (
     build_blocks,
 )
 from eyas.drafter.config import DrafterConfig
-from eyas.drafter.layers import rotary_tables
+from eyas.drafter.families import Backward, family_of
 
 
 class Weights(NamedTuple):
-    """The layer's weights; q, k and v are one matrix below the other, gate and up too."""
+    """The layer's weights; the attention's first are one matrix below the other, gate and up too.
+
+    What a family has between these and the heads (`inner`) comes by name.
+    """
 
     fc_DE: Tensor
-    token_JD: Tensor  # the embedding half of q, k, v
+    token_JD: Tensor  # the embedding half of the attention's first matrices
     hidden_JD: Tensor
     out_DJ: Tensor
     gate_up: Tensor
@@ -96,6 +99,7 @@ class _Kept(NamedTuple):
     """What a step keeps for its backward."""
 
     hidden_AD: Tensor
+    mixed_AJ: Tensor  # no row where the family has no inner weights
     query_AGRK: Tensor
     softmax: Kept
     middle_AD: Tensor
@@ -106,35 +110,34 @@ class _Unrolling:
     """The forward of all steps and its backward, in one type."""
 
     def __init__(
-        self, weights: Weights, layout: Layout, config: DrafterConfig, embed_TD: Tensor
+        self,
+        weights: Weights,
+        inner: Mapping[str, Tensor],
+        layout: Layout,
+        config: DrafterConfig,
+        embed_TD: Tensor,
     ) -> None:
         self.dtype, self.config, self.layout = embed_TD.dtype, config, layout
+        self.family = family_of(config)
         self.wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         matrices = [w.to(self.dtype) for w in weights[:6]]
         self.w = Weights(*matrices, *(w.to(self.wide) for w in weights[6:]))
+        self.inner = {
+            name: w.to(self.dtype if w.ndim > 1 else self.wide) for name, w in inner.items()
+        }
         self.embed_TD = embed_TD
         self.token_TD, self.token_factor = normed(
             embed_TD, self.w.input_norm_D, config.rms_norm_eps
         )
         self.token_TJ = self.token_TD @ self.w.token_JD.T
-        self.queries = config.num_attention_heads * config.head_dim
+        self.queries = next(iter(self.family.shapes(config).values()))[0]
         self.own: list[KeyValue] = []
         self.kept: list[_Kept] = []
         self.inputs: list[Tensor] = []  # of the steps that are made again
 
-    def rotate(self, x_RHK: Tensor, rows_R: Tensor, step: int) -> Tensor:
-        """Return the rows rotated by t + step, Llama's rotate-half form; back for steps < 0."""
-        back = step < 0
-        position_R1 = (self.layout.position_T[rows_R] + (~step if back else step)).unsqueeze(1)
-        cos, sin = rotary_tables(position_R1, self.config.head_dim, self.config.rope_theta)
-        half = self.config.head_dim // 2
-        cos, sin = cos[..., :half].to(self.dtype), sin[..., :half].to(self.dtype)
-        a, b = x_RHK.chunk(2, dim=-1)
-        out = torch.empty_like(x_RHK, memory_format=torch.contiguous_format)
-        sign = -1.0 if back else 1.0
-        torch.mul(a, cos, out=out[..., :half]).addcmul_(b, sin, value=-sign)
-        torch.mul(b, cos, out=out[..., half:]).addcmul_(a, sin, value=sign)
-        return out
+    def position(self, rows_R: Tensor, step: int) -> Tensor:
+        """Return where rows stand at a step."""
+        return self.layout.position_T[rows_R] + step
 
     def read(self, rows_R: Tensor, step: int) -> Tensor:
         """Return the token that rows t read: t+1+step.
@@ -145,7 +148,7 @@ class _Unrolling:
         return (rows_R + (1 + step)).clamp_(max=len(self.embed_TD) - 1)
 
     def project(self, normed_RD: Tensor, rows_R: Tensor, step: int, part: slice) -> Tensor:
-        """Return these columns of q, k and v, before rotation."""
+        """Return these columns of the attention's first products."""
         token = self.token_TJ[:, part].index_select(0, self.read(rows_R, step))
         return torch.addmm(token, normed_RD, self.w.hidden_JD[part].T)
 
@@ -158,10 +161,10 @@ class _Unrolling:
             self.hidden_TD, self.w.hidden_norm_D, config.rms_norm_eps
         )
         self.every_T = torch.arange(len(aux_TE), device=aux_TE.device)
-        both = self.project(normed_TD, self.every_T, 0, slice(self.queries, None))
-        key, value = both.unflatten(-1, (2, config.num_key_value_heads, config.head_dim)).unbind(1)
-        turned = self.rotate(key, self.every_T, 0)
-        self.first = KeyValue(*(x.transpose(0, 1).contiguous() for x in (turned, value)))
+        mixed = self.project(normed_TD, self.every_T, 0, slice(self.queries, None))
+        both = self.family.key_value(config, self.inner, mixed, self.position(self.every_T, 0))
+        self.first = KeyValue(*(x.transpose(0, 1).contiguous() for x in both))
+        self.first_mixed = mixed if self.inner else mixed[:0].clone()
         return self.hidden_TD[self.layout.active_A]
 
     def step(self, step: int, hidden_AD: Tensor) -> Tensor:
@@ -169,33 +172,37 @@ class _Unrolling:
         config, w, rows_A = self.config, self.w, self.layout.active_A
         normed_AD, _ = normed(hidden_AD, w.hidden_norm_D, config.rms_norm_eps)
         part = slice(None) if step else slice(self.queries)
-        mixed = self.project(normed_AD, rows_A, step, part).unflatten(-1, (-1, config.head_dim))
-        turned = self.rotate(
-            mixed[:, : config.num_attention_heads + config.num_key_value_heads], rows_A, step
-        )
+        mixed = self.project(normed_AD, rows_A, step, part)
+        given, position_A = (config, self.inner), self.position(rows_A, step)
         if step:
-            value_AGK = mixed[:, config.num_attention_heads + config.num_key_value_heads :]
-            self.own.append(KeyValue(turned[:, config.num_attention_heads :], value_AGK))
-        query_AHK = turned[:, : config.num_attention_heads] / math.sqrt(config.head_dim)
-        query_AGRK = query_AHK.unflatten(1, (config.num_key_value_heads, -1))
+            both = self.family.key_value(*given, mixed[:, self.queries :], position_A)
+            self.own.append(KeyValue(*both))
+        (query_AHK,) = self.family.query(*given, mixed[:, : self.queries], position_A)
+        query_AGRK = (query_AHK / self.family.divisor(config)).unflatten(
+            1, (config.num_key_value_heads, -1)
+        )
         softmax = attend(query_AGRK, self.first, self.own, self.layout.blocks)
         middle_AD = torch.addmm(hidden_AD, softmax.out_AGRK.flatten(1), w.out_DJ.T)
         post_AD, _ = normed(middle_AD, w.post_norm_D, config.rms_norm_eps)
         gate_up = post_AD @ w.gate_up.T
         gate, up = gate_up.chunk(2, dim=-1)
-        self.kept.append(_Kept(hidden_AD, query_AGRK, softmax, middle_AD, gate_up))
+        mixed = mixed if self.inner else mixed[:0].clone()
+        self.kept.append(_Kept(hidden_AD, mixed, query_AGRK, softmax, middle_AD, gate_up))
         return torch.addmm(middle_AD, F.silu(gate).mul_(up), w.down_DI.T)
 
-    def backward(self, grads_SAD: Sequence[Tensor | None]) -> Weights:
+    def backward(self, grads_SAD: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
         """Return the gradients of the weights, given those of the steps' outputs."""
         config, rows_A = self.config, self.layout.active_A
         self.sums = Weights(*(torch.zeros_like(w, dtype=self.wide) for w in self.w))
+        self.inner_sums = {
+            name: torch.zeros_like(w, dtype=self.wide) for name, w in self.inner.items()
+        }
         self.token_grad_TJ = torch.zeros_like(self.token_TJ, dtype=self.wide)
-        keys = (len(self.embed_TD), config.num_key_value_heads, config.head_dim)
-        own = (len(self.own), len(rows_A), *keys[1:])
         new = {"dtype": self.wide, "device": self.embed_TD.device}
-        first_GKT = [torch.zeros(*keys[1:], keys[0], **new) for _ in range(2)]
-        own_OAGK = [torch.zeros(own, **new) for _ in range(2)]
+        groups, widths = config.num_key_value_heads, (config.head_dim, config.value_dim)
+        first_GKT = [torch.zeros(groups, K, len(self.embed_TD), **new) for K in widths]
+        own = (len(self.own), len(rows_A), groups)
+        own_OAGK = [torch.zeros(*own, K, **new) for K in widths]
         self.key_sums = Gradients(*first_GKT, *own_OAGK)
         grad_AD = torch.zeros(len(rows_A), self.w.fc_DE.shape[0], **new)
         for step in reversed(range(len(grads_SAD))):
@@ -209,7 +216,7 @@ class _Unrolling:
             self._mlp_backward(kept, grad_AD)
             self._attention_backward(step, kept, grad_AD)
         self._start_backward(grad_AD)
-        return self.sums
+        return (*self.sums, *self.inner_sums.values())
 
     def _add(self, sum_MN: Tensor, grad_RM: Tensor, x_RN: Tensor) -> None:
         """Add a weight's gradient to its sum."""
@@ -241,25 +248,38 @@ class _Unrolling:
         w, config, rows_A = self.w, self.config, self.layout.active_A
         grad = grad_AD.to(self.dtype)
         self._add(self.sums.out_DJ, grad, kept.softmax.out_AGRK.flatten(1))
-        out_grad = (grad @ w.out_DJ).view_as(kept.query_AGRK)
+        out_grad = (grad @ w.out_DJ).view_as(kept.softmax.out_AGRK)
         keys = (self.first, self.own)
         query_grad = attend_backward(
             out_grad, kept.softmax, kept.query_AGRK, keys, self.layout.blocks, self.key_sums
         )
-        heads = [query_grad.flatten(1, 2).div_(math.sqrt(config.head_dim))]
-        values = []
+        at, mixed = self.position(rows_A, step), kept.mixed_AJ
+        heads = [query_grad.flatten(1, 2).div_(self.family.divisor(config))]
+        parts = [
+            self._heads_backward(self.family.query_backward, mixed[:, : self.queries], at, heads)
+        ]
         if step:
             self.own.pop()
-            heads.append(self.key_sums.own_key_OAGK[step - 1].to(self.dtype))
-            values.append(self.key_sums.own_value_OAGK[step - 1].to(self.dtype))
-        turned = self.rotate(torch.cat(heads, 1), rows_A, ~step)
-        mixed = torch.cat([turned, *values], 1).flatten(1)
+            sums = (self.key_sums.own_key_OAGK, self.key_sums.own_value_OAGK)
+            heads = [x_OAGK[step - 1].to(self.dtype) for x_OAGK in sums]
+            columns = mixed[:, self.queries :]
+            parts.append(self._heads_backward(self.family.key_value_backward, columns, at, heads))
+        mixed = torch.cat(parts, 1) if step else parts[0]
         self._project_backward(mixed, kept.hidden_AD, grad_AD, rows_A, step)
+
+    def _heads_backward(
+        self, function: Backward, columns: Tensor, position_R: Tensor, grads: Sequence[Tensor]
+    ) -> Tensor:
+        """Return what heads send back to their columns, and add up what inner weights get."""
+        found, inner = function(self.config, self.inner, columns, position_R, grads)
+        for name, grad in inner.items():
+            self.inner_sums[name].add_(grad)
+        return found
 
     def _project_backward(
         self, mixed: Tensor, hidden_RD: Tensor, grad_RD: Tensor, rows_R: Tensor, step: int
     ) -> None:
-        """Add what q, k, v (columns from either end of J) send back to their two inputs."""
+        """Add what columns (from either end of J) send back to their two inputs."""
         w = self.w
         whole = mixed.shape[1] == len(w.hidden_JD)
         keys = hidden_RD is self.hidden_TD
@@ -277,11 +297,10 @@ class _Unrolling:
         w, sums = self.w, self.sums
         grad_TD = torch.zeros_like(self.hidden_TD, dtype=self.wide)
         grad_TD[self.layout.active_A] = grad_AD
-        key, value = (
-            x_GKT.permute(2, 0, 1).to(self.dtype)
-            for x_GKT in (self.key_sums.first_key_GKT, self.key_sums.first_value_GKT)
-        )
-        mixed = torch.cat([self.rotate(key, self.every_T, ~0), value], 1).flatten(1)
+        both = (self.key_sums.first_key_GKT, self.key_sums.first_value_GKT)
+        heads = [x_GKT.permute(2, 0, 1).to(self.dtype) for x_GKT in both]
+        at, back = self.position(self.every_T, 0), self.family.key_value_backward
+        mixed = self._heads_backward(back, self.first_mixed, at, heads)
         self._project_backward(mixed, self.hidden_TD, grad_TD, self.every_T, 0)
         self._add(sums.fc_DE, grad_TD.to(self.dtype), self.aux_TE)
         token_grad_TJ = self.token_grad_TJ.to(self.dtype)
@@ -298,20 +317,21 @@ class Unroll(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        inputs: tuple[Tensor, Tensor],
-        layout: Layout,
-        config: DrafterConfig,
+        given: tuple[Tensor, Tensor, Layout, DrafterConfig],
         walk: tuple[int, bool],
+        inner: Sequence[str],
         *weights: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return the layer's un-normed output of the active rows for each step, [A, D] each.
 
-        `inputs` are embeddings and aux states; `walk`: TTT steps, and whether to keep a step's
-        input alone and make the rest again.
+        `given` are embeddings, aux states and the shapes; `walk`: TTT steps, and whether to keep a
+        step's input alone and make the rest again; `inner`: names of the last of the weights.
         """
-        embed_TD, aux_TE = inputs
+        embed_TD, aux_TE, layout, config = given
         steps, recompute = walk
-        unrolling = _Unrolling(Weights(*weights), layout, config, embed_TD)
+        shared = len(Weights._fields)
+        named = dict(zip(inner, weights[shared:], strict=True))
+        unrolling = _Unrolling(Weights(*weights[:shared]), named, layout, config, embed_TD)
         hidden_AD = unrolling.start(aux_TE)
         outputs = []
         for step in range(steps):
@@ -327,4 +347,4 @@ class Unroll(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the weights' gradients; can be called once."""
-        return None, None, None, None, *ctx.unrolling.backward(grads)
+        return None, None, None, *ctx.unrolling.backward(grads)

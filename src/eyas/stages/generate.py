@@ -20,9 +20,9 @@ from omegaconf import DictConfig
 
 from eyas.desk import local_endpoint
 from eyas.desk.approval import check_approved
+from eyas.desk.colleagues import take_shared
 from eyas.desk.forecast import JOURNAL, forecast
 from eyas.desk.params import Params
-from eyas.desk.shared import take_shared
 from eyas.desk.stage import CONF, Report, run_stage
 from eyas.desk.wish import wish_of
 from eyas.errors import EyasError

@@ -4,7 +4,8 @@ Reads: data/hidden_states/manifest.json and its shards, data/mixture, models/tar
 Writes: models/drafter/ (config.json, drafter.safetensors, start.safetensors, curves.jsonl,
 training.json) and, while it runs, var/checkpoints/<digest>. Run: python -m eyas.stages.train, or on
 several cores or GPUs: torchrun --nproc-per-node N -m eyas.stages.train.
-Source: EAGLE-3, arXiv 2503.01840. A killed run goes on from its checkpoint: run it again.
+Source: EAGLE-3, arXiv 2503.01840. A killed run goes on from its checkpoint: run it again. With
+extract.window_gb its shards are made and deleted as it goes (desk/turns.py).
 """
 
 import dataclasses
@@ -22,14 +23,17 @@ from torch import Tensor
 
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_beside, run_stage
+from eyas.desk.turns import Windows, taking_turns
 from eyas.desk.workers import end_with_parent
 from eyas.drafter import ranks
-from eyas.drafter.checkpoint import digest_of, save_drafter
+from eyas.drafter.checkpoint import digest_of, keep_start, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
+from eyas.drafter.families import FAMILIES
 from eyas.drafter.feedback import refine
+from eyas.drafter.induction import look_back
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
-from eyas.drafter.progress import reporting
+from eyas.drafter.progress import reporting, summarise
 from eyas.drafter.ridge import ridge_start, sum_equations
 from eyas.drafter.training import Corpus, Row, Saving, dtype_of, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
@@ -40,8 +44,8 @@ from eyas.records import Sample
 from eyas.settings import Drafter as DrafterSettings
 from eyas.settings import Runtime, Train
 from eyas.states.folder import SIDECAR
-from eyas.states.layout import SUPERVISED
-from eyas.states.store import POST_NORM, Store, open_store
+from eyas.states.layout import ALL
+from eyas.states.store import POST_NORM, Store, read_manifest
 from eyas.states.target import TargetHead, load_head
 from eyas.tokens.codecs import load_codec
 
@@ -51,16 +55,24 @@ MANIFEST = Path("data/hidden_states/manifest.json")
 OUT = Path("models/drafter")
 CHECKPOINTS = Path("var/checkpoints")
 _FAVOURITE_ROWS = 256  # logits of the target at a time
+_ROWS_A_FEATURE = 3  # of the ridge start; with half of that tau is 5 % lower (RESULTS.md)
 log = logging.getLogger("eyas")
 
 
 class StoredDocuments:
-    """The mixture's samples with their states; a sample without a prediction is left out."""
+    """The mixture's samples with their states; a sample without a prediction is left out.
 
-    def __init__(self, store: Store, samples: Sequence[Sample]) -> None:
+    With `turns`, reading a sample brings its window, and the one before is gone.
+    """
+
+    def __init__(
+        self, store: Store, samples: Sequence[Sample], turns: Windows | None = None
+    ) -> None:
         replies = [_replies(sample) for sample in samples]
         useful = [i for i, reply_T in enumerate(replies) if len(predictions(reply_T))]
-        self._store = store
+        self._store, self._turns, self._window = store, turns, 0 if turns is None else None
+        windows = turns.job.windows_of_samples() if turns else [0] * len(samples)
+        self.windows = [windows[i] for i in useful]
         self._ids = [samples[i].id for i in useful]
         self.replies = [replies[i] for i in useful]
         self.lengths = [len(reply_T) for reply_T in self.replies]
@@ -71,6 +83,8 @@ class StoredDocuments:
 
         Raises: EyasError if the store holds other tokens under its id.
         """
+        if self._turns and self.windows[index] != self._window:
+            self._enter(self._turns, self.windows[index])
         states = self._store.read(self._ids[index])
         if not torch.equal(states.input_ids, self.input_ids[index]):
             raise EyasError(
@@ -82,7 +96,16 @@ class StoredDocuments:
             reply_T=self.replies[index],
             aux_TLD=states.aux_TLD,
             final_TD=states.final_TD,
+            top_T2K=states.top_T2K,
         )
+
+    def _enter(self, turns: Windows, window: int) -> None:
+        """Let the leading rank bring a window, once no rank maps a shard of the last."""
+        self._store.close()
+        ranks.wait_for_all()
+        if ranks.leads():
+            turns.bring(window)
+        self._store, self._window = turns.store_of(window), window
 
 
 def _replies(sample: Sample) -> Tensor:
@@ -100,6 +123,7 @@ class Inputs:
     store: Store
     train: StoredDocuments
     val: StoredDocuments
+    turns: Windows | None
 
 
 @hydra.main(version_base=None, config_path=CONF, config_name="config")
@@ -112,16 +136,18 @@ def main(config: DictConfig) -> None:
 
 def work(params: Params) -> Report:
     """Make the start, train it from the last checkpoint on, write the drafter and its curves."""
-    with ranks.joined():
-        return train_together(params)
+    runtime, index = params.knob("runtime", Runtime), read_manifest(MANIFEST)
+    leads = ranks.leads()
+    with ranks.joined(), taking_turns(MANIFEST, index, runtime, leads=leads) as turns:
+        store = Store(index, Path(runtime.store))
+        return train_together(params, read_inputs(params, store, turns))
 
 
-def train_together(params: Params) -> Report:
+def train_together(params: Params, inputs: Inputs) -> Report:
     """Do a rank's work; only the leading one writes."""
     runtime = params.knob("runtime", Runtime)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
-    inputs = read_inputs(params, Path(runtime.store))
     started_s, started_cpu_s = time.monotonic(), time.process_time()
     counts_V = count_tokens(
         zip(inputs.train.input_ids, inputs.train.replies, strict=True), len(inputs.head.lm_head_VD)
@@ -131,14 +157,20 @@ def train_together(params: Params) -> Report:
     config = build_config(inputs)
     t2d_V = choose_vocabulary(counts_V, config.draft_vocab_size, forced)
     drafter = Drafter(config, t2d_V)
-    build_start(drafter, inputs)
+    checkpoint = CHECKPOINTS / digest_of(*identity(inputs)) / "checkpoint.safetensors"
+    folder = checkpoint.parent
+    scale_LD = keep_start(
+        folder,
+        drafter,
+        lambda: aux_scale(inputs.train),
+        lambda: build_start(drafter, inputs, folder / "equations.safetensors"),
+    )
     if ranks.leads():
         OUT.mkdir(parents=True, exist_ok=True)
         save_config(OUT / "config.json", drafter.config)
         save_drafter(OUT / "start.safetensors", drafter)
     drafter.to("cuda" if torch.cuda.is_available() else "cpu")
     start_cpu_s = time.process_time() - started_cpu_s
-    checkpoint = CHECKPOINTS / digest_of(*identity(inputs)) / "checkpoint.safetensors"
     resumed = checkpoint.is_file()
     if resumed:
         log.info("train: going on from %s", checkpoint)
@@ -146,7 +178,7 @@ def train_together(params: Params) -> Report:
     with reporting(every_steps) as on_step:
         curve = train(
             drafter,
-            build_corpus(drafter, inputs),
+            build_corpus(drafter, inputs, scale_LD),
             inputs.settings,
             Saving(path=checkpoint, every_s=runtime.train.checkpoint_every_s),
             on_step=on_step,
@@ -158,7 +190,10 @@ def train_together(params: Params) -> Report:
         "start_cpu_s": round(used_s[0], 1),
         "train_cpu_s": round(used_s[1], 1),
     }
-    facts = summarise(inputs, curve, coverage(counts_V, t2d_V))
+    if turns := inputs.turns:
+        costs |= {"captured_tokens": turns.tokens, "capture_s": round(turns.wall_s, 1)}
+    replies, ttt_steps = inputs.train.replies, inputs.settings.ttt_steps
+    facts = summarise(replies, ttt_steps, curve, coverage(counts_V, t2d_V))
     if ranks.leads():
         save_drafter(OUT / "drafter.safetensors", drafter)
         write_jsonl(OUT / "curves.jsonl", curve)
@@ -167,16 +202,15 @@ def train_together(params: Params) -> Report:
     return build_report({**facts, **costs}, curve, every_steps, resumed=resumed)
 
 
-def read_inputs(params: Params, folder: Path) -> Inputs:
-    """Read settings, store, mixture and target head, and refuse what does not belong together."""
-    store = open_store(MANIFEST, folder)
+def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> Inputs:
+    """Read settings, mixture and target head, and refuse what does not belong together."""
     check_target(store)
     samples = {name: list(read_samples(MIXTURE / f"{name}.parquet")) for name in ("train", "val")}
-    for sample in samples["train"] + samples["val"]:
+    for sample in ([] if turns else samples["train"]) + samples["val"]:
         if sample.id not in store.entries:
             raise EyasError(f"{MANIFEST}: no states for sample {sample.id}", hint="re-run extract")
         got = store.entries[sample.id].spans
-        if store.meta.final_rows == SUPERVISED and got != sample.spans:
+        if got != sample.spans and (store.meta.final_rows != ALL or store.meta.teacher_k):
             raise EyasError(
                 f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
                 hint="re-run extract",
@@ -186,8 +220,9 @@ def read_inputs(params: Params, folder: Path) -> Inputs:
         settings=params.section("train", Train),
         head=load_head(TARGET),
         store=store,
-        train=StoredDocuments(store, samples["train"]),
+        train=StoredDocuments(store, samples["train"], turns),
         val=StoredDocuments(store, samples["val"]),
+        turns=turns,
     )
 
 
@@ -212,8 +247,9 @@ def build_config(inputs: Inputs) -> DrafterConfig:
     Raises: EyasError if drafter.family is unknown or the shape is impossible.
     """
     meta = inputs.store.meta
-    if inputs.shape.family != "eagle3":
-        raise EyasError(f"drafter.family: expected eagle3, got '{inputs.shape.family}'")
+    if inputs.shape.family not in FAMILIES:
+        known = " | ".join(FAMILIES)
+        raise EyasError(f"drafter.family: expected {known}, got '{inputs.shape.family}'")
     return make_config(
         inputs.shape,
         inputs.head.config,
@@ -223,27 +259,34 @@ def build_config(inputs: Inputs) -> DrafterConfig:
     )
 
 
-def build_start(drafter: Drafter, inputs: Inputs) -> None:
-    """Fill the drafter as train.start says."""
+def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
+    """Fill the drafter as train.start says; sums over windows are kept at `sums` meanwhile."""
     settings, head, seed = inputs.settings, inputs.head, inputs.settings.seed
     if settings.start == "random":
         random_start(drafter, seed)
         return
     if settings.start != "ridge":
         raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
+    states = (inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
+    equations = sum_equations(*states, windows=inputs.train.windows, path=sums)
+    wanted = _ROWS_A_FEATURE * len(equations.gram_FF)
+    if inputs.store.meta.final_every > 1 and equations.rows < wanted:
+        words = "train.start=ridge: expected %d final states for a good start, got %d"
+        log.warning(f"{words}: lower extract.final_every", wanted, equations.rows)
     ridge_start(
         drafter,
-        sum_equations(inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps),
+        equations,
         strength=settings.ridge_strength,
         norm_scale=settings.norm_scale,
         norm_weight_D=head.norm_weight_D,
         head_ND=head.lm_head_VD[drafter.t2d],
         seed=seed,
     )
+    look_back(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
     refine(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
 
 
-def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:
+def build_corpus(drafter: Drafter, inputs: Inputs, aux_scale_LD: Tensor) -> Corpus:
     """Put both splits and the target's frozen parts together."""
     head, t2d_V = inputs.head, drafter.t2d.cpu()
     head_VD = head.lm_head_VD.to(drafter.t2d.device, dtype_of(inputs.settings))
@@ -253,11 +296,11 @@ def build_corpus(drafter: Drafter, inputs: Inputs) -> Corpus:
         return torch.cat([(rows @ head_VD.T).float().argmax(-1) for rows in chunks]).cpu()
 
     return Corpus(
-        train=Packer(inputs.train, favourites, t2d_V),
+        train=Packer(inputs.train, favourites, t2d_V, inputs.train.windows),
         val=Packer(inputs.val, favourites, t2d_V),
         embed_VD=head.embed_VD,
         head_ND=head.lm_head_VD[t2d_V],
-        aux_scale_LD=aux_scale(inputs.train),
+        aux_scale_LD=aux_scale_LD,
     )
 
 
@@ -274,29 +317,6 @@ def identity(inputs: Inputs) -> tuple[dict[str, object], dict[str, Path]]:
         "target": TARGET / SIDECAR,
     }
     return settings, files
-
-
-def summarise(inputs: Inputs, curve: Sequence[Row], vocabulary_coverage: float) -> dict[str, float]:
-    """Return the run in numbers; equal inputs give equal ones."""
-    steps = [row for row in curve if row["split"] == "train"]
-    checks = [row for row in curve if row["split"] == "val"]
-    last = checks[-1] if checks else steps[-1]
-    facts: dict[str, float] = {
-        "documents": len(inputs.train.lengths),
-        "tokens": sum(inputs.train.lengths),
-        "predictions": sum(len(predictions(reply_T)) for reply_T in inputs.train.replies),
-        "steps": len(steps),
-        "ttt_steps": inputs.settings.ttt_steps,
-        "vocabulary_coverage": round(vocabulary_coverage, 5),
-        "loss_last": round(steps[-1]["loss"], 5),
-    }
-    figures = {k: round(v, 5) for k, v in last.items() if k not in ("split", "step", "epoch", "lr")}
-    name = "val" if checks else "train"
-    facts |= {f"{name}_{key}": value for key, value in figures.items()}
-    if checks:
-        key = "simulated_acceptance_length"
-        facts[f"val_{key}_at_start"] = round(checks[0][key], 5)
-    return facts
 
 
 def build_report(

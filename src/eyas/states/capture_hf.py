@@ -42,13 +42,15 @@ class Transformers:
             found.update(zip(group, capture(self._model, ids, job.layers), strict=True))
             advance(sum(map(len, ids)))
         captured = time.monotonic()
-        write_shard(path, samples, [found[row] for row in range(len(samples))], job.layout)
+        states = [found[row] for row in range(len(samples))]
+        write_shard(path, samples, states, job.layout, self._model.lm_head.weight)
         self.seconds["compute"] += captured - started
         self.seconds["write"] += time.monotonic() - captured
 
-    def agreement(self, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
-        """Count where lm_head over the states picks what the target picks; and the places."""
-        return argmax_agreement(self._model, ids, final_TD)
+    @torch.inference_mode()
+    def favourites(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the target's own next token at every position, [T]."""
+        return self._model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].argmax(-1)
 
 
 def batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
@@ -92,19 +94,6 @@ def capture(model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]) ->
         Captured(aux_TLD=aux_BTLD[row, : len(ids)], final_TD=final_BTD[row, : len(ids)])
         for row, ids in enumerate(rows)
     ]
-
-
-@torch.inference_mode()
-def argmax_agreement(model: Any, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
-    """Count the positions where lm_head over the states picks what the target picks.
-
-    Returns that number, and the number of positions; those whose states are NaN are left out.
-    """
-    own_TV = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-    kept_T = ~final_TD.isnan().all(-1)
-    ours_RV = torch.nn.functional.linear(final_TD[kept_T].to(own_TV.dtype), model.lm_head.weight)
-    same_R = own_TV[kept_T].argmax(-1) == ours_RV.argmax(-1)
-    return int(same_R.sum()), len(same_R)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ Source: SGLang 0.5.23, POST /generate, GET /server_info.
 Legend: T tokens, D hidden size, V vocabulary.
 """
 
-import functools
 import json
 import logging
 import secrets
@@ -22,11 +21,13 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from eyas.errors import EyasError
+from eyas.files import replacing
 from eyas.records import Sample
 from eyas.states.capture_hf import batches
-from eyas.states.handover import PLAN, fault_path, plan_of, request_id, write_plan
+from eyas.states.handover import HEAD, PLAN, fault_path, plan_of, request_id, write_plan
 from eyas.states.job import Job
 from eyas.states.sglang_plugin import VERSIONS
 from eyas.states.shards import is_there
@@ -85,11 +86,8 @@ class SGLang:
                 self._await_server()
         return self._attempt(path, samples, advance)
 
-    def agreement(self, ids: Sequence[int], final_TD: torch.Tensor) -> tuple[int, int]:
-        """Count where lm_head over the states picks the server's own favourite; and the places.
-
-        Places whose state is NaN are left out.
-        """
+    def favourites(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the server's own next token at every position, [T]."""
         body = {"input_ids": list(ids), "sampling_params": _GREEDY}
         body |= {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
         meta = fetch(f"{self.url}/generate", body)["meta_info"]
@@ -98,19 +96,20 @@ class SGLang:
         own_T = torch.tensor([entry[0][1] for entry in found])
         if len(own_T) != len(ids):
             raise EyasError(f"{self.url}: expected {len(ids)} log-probabilities, got {len(own_T)}")
-        kept_T = ~final_TD.isnan().all(-1)
-        ours_RV = final_TD[kept_T].to(self._lm_head.dtype) @ self._lm_head.T
-        same_R = own_T[kept_T] == ours_RV.argmax(-1)
-        return int(same_R.sum()), len(same_R)
+        return own_T
 
-    @functools.cached_property
-    def _lm_head(self) -> torch.Tensor:
-        return load_head(self._target, dtype=getattr(torch, self._job.dtype)).lm_head_VD
+    def _write_head(self, path: Path) -> None:
+        """Put lm_head where the servers find it."""
+        head = load_head(self._target, dtype=getattr(torch, self._job.dtype))
+        with replacing(path) as temporary:
+            save_file({"lm_head": head.lm_head_VD}, temporary)
 
     def _attempt(
         self, path: Path, samples: Sequence[Sample], advance: Callable[[int], None]
     ) -> None:
         attempt, started = secrets.token_hex(4), time.monotonic()
+        if self._job.layout.teacher_k and not (head := path.with_name(HEAD)).is_file():
+            self._write_head(head)
         write_plan(path, plan_of(self._job, attempt, samples))
         batch_tokens = self._job.settings.batch_tokens
         groups = batches([len(s.input_ids) for s in samples], batch_tokens)

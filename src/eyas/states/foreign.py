@@ -158,10 +158,12 @@ def export_store(store: Store, folder: Path, form: str, head: TargetHead, codec:
         raise EyasError(f"{folder}: expected a new or empty folder")
     if codec != "bf16" and (form, codec) != (SPECULATORS, "fp8"):
         raise EyasError(f"--codec: expected bf16, or fp8 for {SPECULATORS}, got '{codec}'")
-    if meta.final_rows != ALL:
+    if (meta.final_rows, meta.final_every) != (ALL, 1):
         raise EyasError(
-            f"hidden-state store: expected final states of all rows, got {meta.final_rows}",
-            hint="extract.final_rows: all; the losses there also read a reply's last token",
+            f"hidden-state store: expected final states of all rows, got {meta.final_rows}, "
+            f"every {meta.final_every}",
+            hint="extract.final_rows: all, extract.final_every: 1; the losses there also read a "
+            "reply's last token",
         )
     tokens = sum(entry.length for entry in store.entries.values())
     folder.mkdir(parents=True, exist_ok=True)

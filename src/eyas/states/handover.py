@@ -4,17 +4,21 @@ A shard's rows arrive one request each, in any order. The client writes the plan
 a request's `rid` names store, shard, attempt and row. The server encodes each row as it comes and
 writes the shard, in the store's own form, when the last is there.
 
-Writes: <store>/<key>/shard-NNNNN.plan (client); the shard and its .json, or
-shard-NNNNN.ATTEMPT.fault with what went wrong (server).
+Writes: <store>/<key>/shard-NNNNN.plan, and lm_head.safetensors where teachers are made (client);
+the shard and its .json, or shard-NNNNN.ATTEMPT.fault with what went wrong (server).
 
-Legend: T tokens, L aux layers, D hidden size.
+Legend: T tokens, L aux layers, D hidden size, V vocabulary.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
 
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
@@ -25,6 +29,7 @@ from eyas.states.layout import Captured, make_layout
 from eyas.states.shards import encode_row, shard_path, write_rows
 
 PLAN, _FAULT = ".plan", ".fault"  # beside a shard
+HEAD = "lm_head.safetensors"  # beside the shards, for the servers
 _RID = re.compile(r"([0-9a-f]+)-(\d+)-([0-9a-f]+)-(\d+)")
 
 
@@ -44,18 +49,19 @@ class ShardPlan:
     attempt: str  # hex; rows of an earlier attempt are refused
     layers: tuple[int, ...]
     hidden_size: int
-    layout: tuple[str, str, str]  # codec, final_codec, final_rows
+    layout: tuple[str, str, str, int | None, int]  # as layout.make_layout takes it
     rows: tuple[PlannedRow, ...]
 
 
 def plan_of(job: Job, attempt: str, samples: Sequence[Sample]) -> ShardPlan:
     """Return the plan of a shard of these samples."""
     rows = (PlannedRow(id=s.id, length=len(s.input_ids), spans=s.spans) for s in samples)
+    of = job.settings
     return ShardPlan(
         attempt=attempt,
         layers=job.layers,
         hidden_size=job.hidden_size,
-        layout=(job.settings.codec, job.settings.final_codec, job.settings.final_rows),
+        layout=(of.codec, of.final_codec, of.final_rows, of.teacher_k, of.final_every),
         rows=tuple(rows),
     )
 
@@ -110,6 +116,12 @@ def read_plan(shard: Path) -> ShardPlan:
         ) from None
 
 
+@functools.cache
+def read_head(path: Path) -> torch.Tensor:
+    """Read lm_head, onto the GPU where there is one."""
+    return load_file(path, device="cuda" if torch.cuda.is_available() else "cpu")["lm_head"]
+
+
 class Assembly:
     """A shard that is being put together."""
 
@@ -140,7 +152,8 @@ class Assembly:
         Raises: EyasError for states that no codec holds; OSError if the shard cannot be written.
         """
         about = self.plan.rows[row]
-        self._rows[row] = (ids, encode_row(about.id, about.spans, states, self._layout))
+        head_VD = read_head(self.shard.with_name(HEAD)) if self._layout.teacher_k else None
+        self._rows[row] = (ids, encode_row(about.id, about.spans, states, self._layout, head_VD))
         if len(self._rows) == len(self.plan.rows):
             ordered = [self._rows[number] for number in range(len(self.plan.rows))]
             write_rows(self.shard, [ids for ids, _ in ordered], [parts for _, parts in ordered])

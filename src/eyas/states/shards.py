@@ -23,7 +23,15 @@ from eyas.files import read_json, replacing, sha256_of, write_json
 from eyas.records import Sample, Span, canonical_json
 from eyas.settings import Extract
 from eyas.states.codecs import Parts, state_codec
-from eyas.states.layout import SUPERVISED, Captured, Layout, encode, final_positions
+from eyas.states.layout import (
+    SUPERVISED,
+    Captured,
+    Layout,
+    encode,
+    final_positions,
+    teacher_positions,
+)
+from eyas.states.teacher import top_tokens
 
 FORMAT = 1
 _KEY_DIGITS = 32
@@ -46,7 +54,8 @@ def store_key(
     samples: Sequence[Sample], identity: str, layers: Sequence[int], settings: Extract
 ) -> str:
     """Return the name of the store's folder: a digest of samples, target weights and settings."""
-    rows = [_identity(sample, settings.final_rows) for sample in samples]
+    kept_rows = SUPERVISED if settings.teacher_k else settings.final_rows
+    rows = [_identity(sample, kept_rows) for sample in samples]
     options = without_defaults(settings) | {"layers": list(layers)}
     options["codec"] = state_codec(settings.codec).label
     if "final_codec" in options:
@@ -66,7 +75,10 @@ def without_defaults(record: Any) -> dict[str, Any]:
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
-    """Cut samples, in order, into runs of at most `shard_tokens` tokens; a longer one is alone."""
+    """Cut samples, in order, into runs of at most `shard_tokens` tokens; a longer one is alone.
+
+    Shards are cut into windows by the same rule, in bytes.
+    """
     runs: list[range] = []
     start = used = 0
     for row, length in enumerate(lengths):
@@ -124,14 +136,18 @@ def is_there(path: Path, tokens: int) -> bool:
 
 
 def write_shard(
-    path: Path, samples: Sequence[Sample], states: Sequence[Captured], layout: Layout
+    path: Path,
+    samples: Sequence[Sample],
+    states: Sequence[Captured],
+    layout: Layout,
+    head_VD: torch.Tensor | None = None,
 ) -> Shard:
-    """Encode samples and write them as a shard.
+    """Encode samples and write them as a shard; `head_VD` is the target's lm_head, for a teacher.
 
     Raises: EyasError naming the sample whose states hold inf, NaN or what no codec can hold.
     """
     pairs = zip(samples, states, strict=True)
-    rows = [encode_row(s.id, s.spans, captured, layout) for s, captured in pairs]
+    rows = [encode_row(s.id, s.spans, captured, layout, head_VD) for s, captured in pairs]
     return write_rows(path, [s.input_ids for s in samples], rows)
 
 
@@ -149,7 +165,13 @@ def write_rows(path: Path, ids: Sequence[Sequence[int]], rows: Sequence[Parts]) 
     return shard
 
 
-def encode_row(sample_id: str, spans: Sequence[Span], states: Captured, layout: Layout) -> Parts:
+def encode_row(
+    sample_id: str,
+    spans: Sequence[Span],
+    states: Captured,
+    layout: Layout,
+    head_VD: torch.Tensor | None = None,
+) -> Parts:
     """Return a sample's tensors as a shard holds them.
 
     Raises: EyasError naming the sample if its states hold inf, NaN or what no codec can hold.
@@ -161,8 +183,13 @@ def encode_row(sample_id: str, spans: Sequence[Span], states: Captured, layout: 
                 f"got {largest:g}",
                 hint="check the target's weights and compute dtype",
             )
-    positions_R = final_positions(layout, len(states.final_TD), spans)
-    return encode(layout, states.aux_TLD, states.final_TD[positions_R])
+    kept_RD = states.final_TD[final_positions(layout, len(states.final_TD), spans)]
+    top_R2K = None
+    if layout.teacher_k:
+        assert head_VD is not None
+        taught_RD = states.final_TD[teacher_positions(layout, spans)]
+        top_R2K = top_tokens(taught_RD, head_VD, layout.teacher_k)
+    return encode(layout, states.aux_TLD, kept_RD, top_R2K)
 
 
 def check_space(folder: Path, needed_bytes: int) -> None:
@@ -176,10 +203,10 @@ def check_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _identity(sample: Sample, final_rows: str) -> list[Any]:
+def _identity(sample: Sample, kept_rows: str) -> list[Any]:
     """Return what decides a sample's bytes, beside the target and the options."""
     tokens = hashlib.sha256(_int32(sample.input_ids).tobytes()).hexdigest()
-    return [sample.id, tokens, *([sample.spans] if final_rows == SUPERVISED else [])]
+    return [sample.id, tokens, *([sample.spans] if kept_rows == SUPERVISED else [])]
 
 
 def _int32(ids: Sequence[int]) -> np.ndarray:

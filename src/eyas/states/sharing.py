@@ -18,7 +18,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from eyas.errors import EyasError
-from eyas.files import write_json
+from eyas.files import replacing, write_json
 from eyas.states.shards import Shard, check_space, shard_fault
 from eyas.states.store import HINT, read_manifest
 
@@ -80,15 +80,13 @@ def pull(manifest: Path, folder: Path, url: str, options: Mapping[str, str]) -> 
     check_space(home, sum(shard.size_bytes for shard in missing))
     with _reaching(url, options) as (fs, base):
         for shard in missing:
-            part = home / f".{shard.name}"
-            fs.get_file(f"{base}/{shard.sha256}.safetensors", str(part))
-            if fault := shard_fault(part, shard):
-                part.unlink()
-                raise EyasError(
-                    f"{url}: {shard.name} ({fault.partition(': ')[2]})",
-                    hint="whoever has the states removes that file and runs `eyas store push`",
-                )
-            part.replace(home / shard.name)
+            with replacing(home / shard.name) as part:
+                fs.get_file(f"{base}/{shard.sha256}.safetensors", str(part))
+                if fault := shard_fault(part, shard):
+                    raise EyasError(
+                        f"{url}: {shard.name} ({fault.partition(': ')[2]})",
+                        hint="whoever has the states removes that file and runs `eyas store push`",
+                    )
             write_json((home / shard.name).with_suffix(".json"), dataclasses.asdict(shard))
             moved.count(shard)
     return moved

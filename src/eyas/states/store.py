@@ -7,7 +7,7 @@ Legend: T tokens, D hidden size, L aux layers, R rows that keep their final stat
 """
 
 import dataclasses
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +19,22 @@ from safetensors import safe_open
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json
 from eyas.records import Span
+from eyas.states.codecs import codec_of_label
 from eyas.states.layout import (
     Layout,
     expected_tensors,
     final_positions,
-    layout_of_labels,
+    make_layout,
     num_final_rows,
-    scatter_final,
+    scatter_rows,
+    teacher_positions,
 )
 from eyas.states.shards import FORMAT, Shard, shard_fault, without_defaults
 
 HINT = "`eyas store pull`, or make it with `dvc repro -f -s extract` (intact shards are kept)"
 _WITHOUT_INDEX = "`dvc pull` brings it where it was shared; `dvc repro extract` makes it"
 POST_NORM = "post_norm"
+Kept = tuple[int, int]  # final states, rows of likeliest tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class StoreMeta:
     final: str  # post_norm: the state that feeds lm_head
     final_codec: str = "bf16"  # label
     final_rows: str = "all"  # all | supervised: which rows keep their final state
+    teacher_k: int | None = None  # likeliest tokens of a supervised row
+    final_every: int = 1  # of `final_rows`, each n-th keeps it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +76,7 @@ class Manifest:
     meta: StoreMeta
     shards: tuple[Shard, ...]
     samples: tuple[StoredSample, ...]
+    windows: dict[str, Any] | None = None  # options of extract; the rest is then validation alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,7 @@ class SampleStates:
     mask_T: torch.Tensor  # bool: tokens of a reply
     aux_TLD: torch.Tensor
     final_TD: torch.Tensor  # NaN in rows that the store did not keep
+    top_T2K: torch.Tensor | None = None  # likeliest ids, log-probabilities; None: none are stored
 
 
 class Store:
@@ -93,7 +100,7 @@ class Store:
         self._shards = manifest.shards
         self._folder = folder / manifest.meta.key
         self._layout = layout_of(manifest.meta)
-        self._final_offsets, self._final_rows = _count_final_rows(self._layout, manifest.samples)
+        self._starts, self._kept_rows = _count_rows(self._layout, manifest.samples)
         self._open: dict[int, Any] = {}
 
     def ids_of(self, split: str) -> tuple[str, ...]:
@@ -118,12 +125,22 @@ class Store:
             mask_T=mask_T,
             aux_TLD=self._vectors(file, "aux", _rows(entry.offset, entry.length)),
             final_TD=self._final(file, entry),
+            top_T2K=self._top(file, entry) if self._layout.teacher_k else None,
         )
+
+    def close(self) -> None:
+        """Let go of all files, so that a deleted one gives its room back; read opens them anew."""
+        self._open.clear()
 
     def _final(self, file: Any, entry: StoredSample) -> torch.Tensor:
         positions_R = final_positions(self._layout, entry.length, entry.spans)
-        rows = _rows(self._final_offsets[entry.id], len(positions_R))
-        return scatter_final(self._vectors(file, "final", rows), positions_R, entry.length)
+        rows = _rows(self._starts[entry.id][0], len(positions_R))
+        return scatter_rows(self._vectors(file, "final", rows), positions_R, entry.length)
+
+    def _top(self, file: Any, entry: StoredSample) -> torch.Tensor:
+        positions_R = teacher_positions(self._layout, entry.spans)
+        rows = _rows(self._starts[entry.id][1], len(positions_R))
+        return scatter_rows(file.get_slice("teacher.top")[rows], positions_R, entry.length)
 
     def _vectors(self, file: Any, field: str, rows: slice) -> torch.Tensor:
         codec = self._layout.aux if field == "aux" else self._layout.final
@@ -136,9 +153,9 @@ class Store:
         if number not in self._open:
             shard = self._shards[number]
             path = self._folder / shard.name
-            final_rows = self._final_rows[number]
+            kept_rows = self._kept_rows[number]
             if fault := shard_fault(path, shard) or _layout_fault(
-                path, shard, self.meta, final_rows
+                path, shard, self.meta, kept_rows
             ):
                 raise EyasError(fault, hint=HINT)
             self._open[number] = safe_open(path, framework="pt")
@@ -150,7 +167,8 @@ def layout_of(meta: StoreMeta) -> Layout:
 
     Raises: EyasError for a codec, or a version of one, that this release cannot read.
     """
-    return layout_of_labels(meta.codec, meta.final_codec, meta.final_rows)
+    aux, final = (codec_of_label(label).name for label in (meta.codec, meta.final_codec))
+    return make_layout(aux, final, meta.final_rows, meta.teacher_k, meta.final_every)
 
 
 def open_store(manifest: Path, folder: Path) -> Store:
@@ -164,7 +182,8 @@ def open_store(manifest: Path, folder: Path) -> Store:
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Write the index; equal stores give equal bytes."""
     meta = without_defaults(manifest.meta)
-    write_json(path, {"format": FORMAT, **dataclasses.asdict(manifest), "meta": meta})
+    value = {k: v for k, v in dataclasses.asdict(manifest).items() if v is not None}
+    write_json(path, {"format": FORMAT, **value, "meta": meta})
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -181,6 +200,7 @@ def read_manifest(path: Path) -> Manifest:
             meta=dataclasses.replace(meta, layers=tuple(meta.layers)),
             shards=tuple(Shard(**shard) for shard in value["shards"]),
             samples=tuple(_sample(sample) for sample in value["samples"]),
+            windows=value.get("windows"),
         )
     except (KeyError, TypeError) as error:
         raise EyasError(f"{path}: not a manifest ({error})", hint=_WITHOUT_INDEX) from None
@@ -194,10 +214,10 @@ def verify(manifest: Path, folder: Path) -> list[str]:
     except EyasError as error:
         return [str(error)]
     home = folder / index.meta.key
-    final_rows = _count_final_rows(layout, index.samples)[1]
+    kept_rows = _count_rows(layout, index.samples)[1]
     faults = [
         shard_fault(home / shard.name, shard)
-        or _layout_fault(home / shard.name, shard, index.meta, final_rows[number])
+        or _layout_fault(home / shard.name, shard, index.meta, kept_rows[number])
         for number, shard in enumerate(index.shards)
     ]
     return [fault for fault in faults if fault] + _row_faults(index.shards, index.samples)
@@ -207,24 +227,26 @@ def _rows(start: int, count: int) -> slice:
     return slice(start, start + count)
 
 
-def _count_final_rows(
+def _count_rows(
     layout: Layout, samples: Sequence[StoredSample]
-) -> tuple[dict[str, int], Counter[int]]:
-    """Return the first final row of every sample in its shard, and how many each shard has."""
-    starts: dict[str, int] = {}
-    rows: Counter[int] = Counter()
+) -> tuple[dict[str, Kept], defaultdict[int, Kept]]:
+    """Return where each sample's final states and likeliest tokens begin; and each shard's rows."""
+    starts: dict[str, Kept] = {}
+    rows: defaultdict[int, Kept] = defaultdict(lambda: (0, 0))
     for sample in samples:
-        starts[sample.id] = rows[sample.shard]
-        rows[sample.shard] += num_final_rows(layout, sample.length, sample.spans)
+        final, top = starts[sample.id] = rows[sample.shard]
+        final += num_final_rows(layout, sample.length, sample.spans)
+        rows[sample.shard] = (final, top + len(teacher_positions(layout, sample.spans)))
     return starts, rows
 
 
-def _layout_fault(path: Path, shard: Shard, meta: StoreMeta, final_rows: int) -> str | None:
+def _layout_fault(path: Path, shard: Shard, meta: StoreMeta, kept_rows: Kept) -> str | None:
     """Return how a shard's tensors differ from what the manifest says."""
     expected = expected_tensors(
         layout_of(meta),
         tokens=shard.tokens,
-        final_rows=final_rows,
+        final_rows=kept_rows[0],
+        teacher_rows=kept_rows[1],
         num_layers=len(meta.layers),
         hidden_size=meta.hidden_size,
     )

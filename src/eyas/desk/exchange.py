@@ -11,7 +11,7 @@ from eyas.files import read_json
 from eyas.settings import Extract, Runtime
 from eyas.states import foreign
 from eyas.states.folder import SIDECAR
-from eyas.states.store import open_store
+from eyas.states.store import open_store, read_manifest
 from eyas.states.target import load_head
 
 TARGET = Path("models/target")
@@ -30,4 +30,8 @@ def exchange(way: str, form: str, folder: str | None, out: Path | None, codec: s
     store = open_store(MANIFEST, Path(params.knob("runtime", Runtime).store))
     if (ours := store.meta.target_revision) != about["revision"]:
         raise EyasError(f"{MANIFEST}: expected states of target {about['revision']}, got {ours}")
+    if read_manifest(MANIFEST).windows:
+        raise EyasError(
+            f"{MANIFEST}: its shards of training come and go", hint="extract.window_gb=null"
+        )
     return foreign.export_store(store, Path(folder), form, head, codec)

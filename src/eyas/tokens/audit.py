@@ -2,43 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from eyas.records import Sample, Violation
 from eyas.tokens.rebuild import Evidence, Rebuilt
 
 Metrics = dict[str, float | int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderAudit:
-    """One provider's bill: tokens billed and rebuilt, and the most common difference a reply."""
-
-    replies: int
-    billed_tokens: int
-    rebuilt_tokens: int
-    offset_mode: int  # tokens a reply, billed - rebuilt; not 0: the provider counts otherwise
-
-    @property
-    def difference_share(self) -> float:
-        """(billed - rebuilt) / billed; 0 for an empty bill."""
-        return (self.billed_tokens - self.rebuilt_tokens) / max(1, self.billed_tokens)
-
-
-def audit_by_provider(evidence: Iterable[Evidence]) -> dict[str, ProviderAudit]:
-    """Compare completion tokens billed and rebuilt, over all replies: also those not kept."""
-    seen: dict[str, list[Evidence]] = defaultdict(list)
-    for one in evidence:
-        seen[one.provider].append(one)
-    return {
-        provider: ProviderAudit(
-            replies=len(rows),
-            billed_tokens=sum(e.billed_tokens for e in rows),
-            rebuilt_tokens=sum(e.rebuilt_tokens for e in rows),
-            offset_mode=_mode(e.billed_tokens - e.rebuilt_tokens for e in rows),
-        )
-        for provider, rows in sorted(seen.items())
-    }
 
 
 def _mode(values: Iterable[int]) -> int:
@@ -52,11 +20,14 @@ def bill_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
     evidence = [r.evidence for r in rebuilt if r.evidence is not None]
     if not evidence:
         return {}
-    audits = audit_by_provider(evidence)
-    billed = sum(a.billed_tokens for a in audits.values())
-    made = sum(a.rebuilt_tokens for a in audits.values())
-    offsets = sum(e.offset for e in evidence)
-    modes = {f"offset_mode_tokens_{word_of(p)}": a.offset_mode for p, a in audits.items()}
+    billed, made, offsets = (
+        sum(getattr(e, name) for e in evidence)
+        for name in ("billed_tokens", "rebuilt_tokens", "offset")
+    )
+    deltas: dict[str, list[int]] = defaultdict(list)
+    for e in evidence:
+        deltas[e.provider].append(e.billed_tokens - e.rebuilt_tokens)
+    modes = {f"offset_mode_tokens_{word_of(p)}": _mode(d) for p, d in sorted(deltas.items())}
     return {
         "billed_tokens": billed,
         "rebuilt_tokens": made,

@@ -189,9 +189,7 @@ def check_template(folder: Path, name: str) -> None:
         template, _ = compile_template(template_of(folder, config))
         text = template.render(messages=_PROBE, add_generation_prompt=True, **kwargs)
     except (EyasError, TemplateError, TypeError) as error:
-        log.warning(
-            "%s: its chat template could not be compared with codec %s (%s)", folder, name, error
-        )
+        log.warning("%s: a chat template not to be held against %s (%s)", folder, name, error)
         return
     if text != kimi_prompt.render_prompt(_PROBE, (), release):
         raise EyasError(

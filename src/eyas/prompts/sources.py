@@ -138,7 +138,7 @@ def _loads(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as strict:
         try:
-            return json.loads(text)
+            return json.loads(text, parse_constant=complex)  # a number that no JSON can write
         except (ValueError, RecursionError):
             raise strict from None
 

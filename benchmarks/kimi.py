@@ -34,6 +34,40 @@ VOCABULARY, END_OF_TURN = 163_840, 163_586
 FOLLOWED = 30_000  # of them in use by the target; the draft vocabulary holds these
 TOKENIZER_FILES = ("tiktoken.model", "tokenizer_config.json")
 
+# In the form of K2.5's: what codec kimi_k2_5 is held against when it is loaded.
+TEMPLATE = """{%- set ns = namespace(last=-1) %}
+{%- set thinks = thinking is not defined or thinking %}
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and not m.tool_calls %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- if tools %}
+    {{- '<|im_system|>tool_declare<|im_middle|>' + (tools_ts_str or tools | tojson) }}
+    {{- '<|im_end|>' }}
+{%- endif %}
+{%- for m in messages %}
+    {%- set kind = m.role if m.role in ('user', 'assistant') else 'system' %}
+    {{- '<|im_' + kind + '|>' + (m.name or m.role) + '<|im_middle|>' }}
+    {%- if m.role == 'tool' %}{{- '## Return of ' + m.tool_call_id + '\\n' }}{% endif %}
+    {%- if m.role == 'assistant' %}
+        {%- set kept = thinks and loop.index0 > ns.last %}
+        {{- '<think>' + (m.reasoning_content or '' if kept else '') + '</think>' }}
+    {%- endif %}
+    {{- m.content or '' }}
+    {%- if m.tool_calls %}
+        {{- '<|tool_calls_section_begin|>' }}
+        {%- for call in m.tool_calls %}
+            {{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' }}
+            {{- call.function.arguments + '<|tool_call_end|>' }}
+        {%- endfor %}
+        {{- '<|tool_calls_section_end|>' }}
+    {%- endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_assistant|>assistant<|im_middle|><think>' }}
+    {%- if not thinks %}{{- '</think>' }}{% endif %}
+{%- endif %}"""
+
 
 def as_it_is(row: Row) -> Row:
     """Leave a row in the form that its file has."""
@@ -109,7 +143,7 @@ def write_target(kimi: Path, folder: Path) -> None:
     save_configs(config, folder)
     for name in TOKENIZER_FILES:
         (folder / name).write_bytes((kimi / name).read_bytes())
-    (folder / "chat_template.jinja").write_text("{# rendered by codec kimi_k2_5 #}\n")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
 def write_experiment(project: Path, target: Path, prompts: Path, port: int) -> None:

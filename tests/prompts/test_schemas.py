@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from eyas.errors import EyasError
 from eyas.prompts.rows import ParsedRow, Reject
 from eyas.prompts.schemas import SCHEMAS, parse_row
+from eyas.prompts.sources import read_rows
 from eyas.records import row_id
 from eyas.settings import Source
 
@@ -26,6 +27,25 @@ BENCHMARK = Path("benchmarks/prepare_rows.py").resolve()
 def test_unknown_schema_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(EyasError, match=r"expected bfcl \| .* \| ultrachat, got 'alpaca'"):
         parse_row("alpaca", {})
+
+
+def test_what_is_no_object_is_told_whatever_it_is() -> None:
+    deep: list[object] = []
+    for _ in range(3000):
+        deep = [deep]
+    for row in (deep, "\ud800", ["\ud800"], b"bytes", float("nan"), None):
+        found = parse_row("messages", row)
+        assert isinstance(found, Reject)
+        assert found.reason == "not_an_object"
+        found.detail.encode()
+
+
+def test_a_line_of_no_strict_json_is_a_row_that_is_counted(tmp_path: Path) -> None:
+    lines = b'{"prompt": "a", "score": NaN}\n{"prompt": "\\ud83d"}\n{"prompt": "b"}\n'
+    (tmp_path / "rows.jsonl").write_bytes(lines)
+    rows = list(read_rows(Source(kind="file", path=str(tmp_path / "rows.jsonl"))))
+    found = [parse_row("messages", row) for row in rows]
+    assert [r.reason if isinstance(r, Reject) else "" for r in found] == ["not_json"] * 2 + [""]
 
 
 JSON = st.recursive(

@@ -2,7 +2,7 @@ import gzip
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +28,10 @@ def rows_of(path: Path) -> list[Any]:
         ("rows.jsonl.gz", gzip.compress(LINES), [{"id": 1}, [2]]),
         ("array.json.gz", gzip.compress(b"[1]"), [1]),
         ("empty.jsonl", b"", []),
+        ("marked.jsonl", b"\xef\xbb\xbf" + LINES, [{"id": 1}, [2]]),
+        ("marked.json", b"\xef\xbb\xbf [1]", [1]),
+        ("surrogate.jsonl", b'{"a": "\\ud83d"}\n[2]', [{"a": "\ud83d"}, [2]]),
+        ("surrogate.json", b'[{"a": "\\ud83d"}, 2]', [{"a": "\ud83d"}, 2]),
     ],
 )
 def test_file_is_read_by_its_content(
@@ -98,7 +102,7 @@ def test_missing_wheel_is_named_with_the_command_that_installs_it(package: str) 
         (Source(kind="hub", repo="a/b", revision=COMMIT), "kind 'hub' needs 'path' or 'split'"),
         (Source(kind="hub", repo="a/b", revision="main", split="train"), "40 hex .* got 'main'"),
         (Source(kind="hub", repo="a/b", split="train"), "a/b: expected a revision .* got 'null'"),
-        (Source(kind="hub", repo="a/b", path="x.json"), "hint: branches and tags move; copy"),
+        (Source(kind="hub", repo="a/b", path="x.json"), "hint: branches and tags move; write"),
     ],
 )
 def test_incomplete_source_is_refused(source: Source, message: str) -> None:
@@ -188,6 +192,18 @@ def test_pattern_without_a_file_is_an_error(snapshot: Path) -> None:
     (snapshot / "README.md").write_text("no rows", encoding="utf-8")
     with pytest.raises(EyasError, match=rf"a/b at {COMMIT}: no file is called 'data/\*'"):
         hub("data/*")
+
+
+def test_a_source_without_a_revision_is_told_the_one_of_today(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = Source(kind="hub", repo="a/b", split="train")
+    with pytest.raises(EyasError, match="revision: COMMIT, from the repository's history page"):
+        list(read_rows(source))
+    found = SimpleNamespace(sha=COMMIT)
+    monkeypatch.setattr("huggingface_hub.dataset_info", lambda repo: found if repo == "a/b" else 1)
+    with pytest.raises(EyasError, match=f"revision: {COMMIT}` into conf"):
+        list(read_rows(source))
 
 
 def test_broken_file_of_the_hub_is_named(snapshot: Path) -> None:

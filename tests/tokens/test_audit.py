@@ -1,11 +1,13 @@
 """The bill, and lengths."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eyas.records import Violation
-from eyas.tokens.audit import audit_by_provider, bill_metrics, length_metrics, truth_metrics
+from eyas.tokens.audit import bill_metrics, length_metrics, truth_metrics
 from eyas.tokens.rebuild import Evidence, Rebuilt
 
 
@@ -26,19 +28,12 @@ def row(seen: Evidence | None) -> Rebuilt:
     return Rebuilt(result=violation, evidence=seen)
 
 
-def test_every_provider_has_its_offset_and_its_difference() -> None:
-    rows = [evidence(11, 10), evidence(21, 20), evidence(30, 30), evidence(5, 5, "b")]
-    audits = audit_by_provider(rows)
-    assert list(audits) == ["a", "b"]
-    assert (audits["a"].replies, audits["a"].offset_mode, audits["b"].offset_mode) == (3, 1, 0)
-    assert audits["a"].difference_share == pytest.approx(2 / 62)
-
-
 @pytest.mark.parametrize(
     ("deltas", "mode"), [([1, 0], 0), ([-1, 1], -1), ([2, 2, 0], 2), ([3, -1, -1, 3], -1)]
 )
 def test_of_equal_offsets_the_nearest_to_zero_is_the_mode(deltas: list[int], mode: int) -> None:
-    assert audit_by_provider([evidence(10 + d, 10) for d in deltas])["a"].offset_mode == mode
+    rows = [row(evidence(10 + d, 10)) for d in deltas]
+    assert bill_metrics(rows)["offset_mode_tokens_a"] == mode
 
 
 def test_the_bill_counts_rejected_replies_too() -> None:
@@ -52,6 +47,16 @@ def test_the_bill_counts_rejected_replies_too() -> None:
         "offset_mode_tokens_a": 0,
         "offset_mode_tokens_moonshot_ai": 4,
     }
+
+
+def test_shares_of_identical_replies_and_of_their_tokens() -> None:
+    known = [
+        replace(evidence(4, 4), identical=True, sampled_tokens=4, same_tokens=4),
+        replace(evidence(6, 5), identical=False, sampled_tokens=6, same_tokens=3),
+    ]
+    metrics = truth_metrics([*map(row, known), row(evidence(9, 9))])
+    assert (metrics["identical_share"], metrics["identical_token_share"]) == (0.5, 0.7)
+    assert metrics["kept_identical_token_share"] == 0.0
 
 
 def test_where_nothing_was_billed_or_known_nothing_is_claimed() -> None:

@@ -274,6 +274,8 @@ def test_thinking_off_has_no_place_for_reasoning(make: Callable[..., ChatML]) ->
     off = make(TEMPLATE.replace("OPENING", OPENINGS["own"]), thinking=False)
     assert off.render_text(ASKED, ()).endswith("assistant\n<think>\n\n</think>\n\n")
     assert off.reply_ids(ReplyParts(content="It is."), "stop")[:-1] == ids_of(off, "It is.")
+    thought = ids_of(off, "<think>so</think>It is.")
+    assert off.parse_reply(thought) == ReplyParts(content="<think>so</think>It is.")
     with pytest.raises(EyasError, match="no place for reasoning"):
         off.reply_ids(ReplyParts(content="a", reasoning="b"), "stop")
     with pytest.raises(EyasError, match=r"knows no `enable_thinking`(.|\n)*codec: chatml"):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from eyas.tokens.differences import difference
+from eyas.tokens.differences import difference, num_identical
 
 WORDS = {1: "a", 2: "b", 12: "ab", 3: "c", 4: "d", 9: "\N{REPLACEMENT CHARACTER}"}
 
@@ -40,3 +40,22 @@ def test_the_cause_the_place_and_both_sides(
     sampled: list[int], rebuilt: list[int], told: str
 ) -> None:
     assert difference(sampled, rebuilt, decode) == told
+
+
+@pytest.mark.parametrize(
+    ("sampled", "rebuilt", "same"),
+    [
+        ([7, 8, 9, 4, 5], [7, 17, 4, 5], 3),
+        ([7, 8, 9, 4], [7, 17, 4], 2),
+        ([1, 2, 3], [1, 2, 3], 3),
+        ([1, 2, 3], [], 0),
+        ([], [1], 0),
+        ([1, 1, 1], [1, 1], 2),
+        ([1, 2, 3, 4, 5, 6, 7, 8], [1, 23, 4, 5, 67, 8], 4),
+        ([1] * 20, [2] * 20, 0),
+    ],
+)
+def test_ids_are_counted_beside_the_stretches_that_differ(
+    sampled: list[int], rebuilt: list[int], same: int
+) -> None:
+    assert num_identical(sampled, rebuilt) == same

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kimi import TEMPLATE
 
 from eyas.errors import EyasError
 from eyas.records import Prompt, Response, Sample, Violation
 from eyas.settings import Validate
 from eyas.tokens.codecs import _LOADERS, ReplyParts, load_codec
-from eyas.tokens.codecs.kimi import NEEDED, Kimi, load_kimi
+from eyas.tokens.codecs.kimi import NEEDED, Kimi, check_template, load_kimi
 from eyas.tokens.codecs.kimi_prompt import (
     ARGUMENTS,
     CALL,
@@ -286,6 +287,26 @@ def test_markers_without_a_word_are_an_empty_reply(
     result = rebuild_response(prompt, response, K2_5, rules).result
     assert isinstance(result, Violation)
     assert result.rule == "empty_reply"
+
+
+def test_the_template_of_the_folder_is_held_against_the_codec(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    check_template(tmp_path, "kimi_k2_5")  # none there: nothing to compare
+    path = tmp_path / "chat_template.jinja"
+    path.write_text(TEMPLATE, encoding="utf-8")
+    for name in ("kimi_k2_5", "kimi_k2_5_instant", "kimi_k2_6"):
+        check_template(tmp_path, name)
+    with pytest.raises(EyasError, match=r"other prompts than codec kimi_k2_thinking(.|\n)*k2_6 \|"):
+        check_template(tmp_path, "kimi_k2_thinking")
+    path.write_text(TEMPLATE.replace("m.role == 'tool'", "false"), encoding="utf-8")
+    with pytest.raises(EyasError, match=r"other prompts than codec kimi_k2_5: '<\|im_user"):
+        check_template(tmp_path, "kimi_k2_5")
+    assert not caplog.records
+    path.write_text("{{ today() }}", encoding="utf-8")
+    check_template(tmp_path, "kimi_k2_5")
+    assert "not to be held against kimi_k2_5" in caplog.text
 
 
 def test_every_release_can_be_named_as_a_codec(tmp_path: Path) -> None:

@@ -53,9 +53,10 @@ def parse_row(schema: str, row: object) -> ParsedRow | Reject:
             f"datasets.*.prepare.schema: expected {' | '.join(sorted(SCHEMAS))}, got '{schema}'",
             hint="a new one is a function in src/eyas/prompts, named in its schemas.py",
         )
+    problem = _json_problem(row)
     if not isinstance(row, Mapping):
-        return Reject(reason="not_an_object", detail=str(row)[:DETAIL_CHARS])
-    if problem := _json_problem(row):
+        return Reject(reason="not_an_object", detail=problem or str(row)[:DETAIL_CHARS])
+    if problem:
         return Reject(reason="not_json", detail=problem)
     try:
         parsed = SCHEMAS[schema](row)

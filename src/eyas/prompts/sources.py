@@ -10,6 +10,7 @@ import fnmatch
 import gzip
 import importlib
 import importlib.util
+import json
 import re
 import zlib
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from eyas.settings import Source
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 KINDS = "file | wheel | hub"
-_PARQUET = b"PAR1"
+_PARQUET, _MARK = b"PAR1", b"\xef\xbb\xbf"
 _BATCH_ROWS = 256
 Opened = BufferedReader | gzip.GzipFile
 
@@ -118,18 +119,34 @@ def _opened(path: Path) -> Opened:
 
 
 def _is_array(data: Opened) -> bool:
-    """Look at the first character: BFCL's .json files hold JSON lines."""
+    """Look at the first character: BFCL's .json files hold JSON lines; leave a byte order mark."""
+    start = len(_MARK) if data.read(len(_MARK)) == _MARK else 0
+    data.seek(start)
     first = data.read(1)
     while first.isspace():
         first = data.read(1)
-    data.seek(0)
+    data.seek(start)
     return first == b"["
+
+
+def _loads(text: bytes) -> Any:
+    """Return JSON; lone surrogates and NaN, which are none, are left to be counted by row.
+
+    Raises: ValueError
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as strict:
+        try:
+            return json.loads(text, parse_constant=complex)  # a number that no JSON can write
+        except (ValueError, RecursionError):
+            raise strict from None
 
 
 def _read_array(path: Path, data: Opened) -> Iterator[Any]:
     try:
-        yield from orjson.loads(data.read())
-    except orjson.JSONDecodeError as error:
+        yield from _loads(data.read())
+    except ValueError as error:
         raise EyasError(
             f"{path}: not a JSON array ({error})", hint="fetch the file again"
         ) from None
@@ -140,8 +157,8 @@ def _read_lines(path: Path, lines: Opened) -> Iterator[Any]:
         if line.isspace():
             continue
         try:
-            yield orjson.loads(line)
-        except orjson.JSONDecodeError as error:
+            yield _loads(line)
+        except ValueError as error:
             raise EyasError(
                 f"{path}:{number}: not JSON ({error})", hint="fetch or mend the file"
             ) from None
@@ -168,7 +185,7 @@ def _read_hub(source: Source) -> Iterator[Any]:
     if not _COMMIT.fullmatch(revision):
         raise EyasError(
             f"{repo}: expected a revision of 40 hex digits, got '{revision}'",
-            hint="branches and tags move; copy the commit from the repository's history page",
+            hint=f"branches and tags move; write `revision: {_head(repo)}` into conf/datasets",
         )
     if not source.path and not source.split:
         raise EyasError("datasets.*.source: kind 'hub' needs 'path' or 'split'")
@@ -181,6 +198,16 @@ def _read_hub(source: Source) -> Iterator[Any]:
             f"hub data set {repo} at {revision}: {error}",
             hint="check repo, split and path; gated sets need HF_TOKEN",
         ) from None
+
+
+def _head(repo: str) -> str:
+    """Return the commit that a data set of the hub is at now, or where to find it."""
+    from huggingface_hub import dataset_info  # here: slow to import
+
+    try:
+        return str(dataset_info(repo).sha)
+    except (OSError, ValueError):
+        return "COMMIT, from the repository's history page,"
 
 
 def _hub_files(repo: str, revision: str, pattern: str) -> Iterator[Any]:

@@ -154,7 +154,9 @@ def _report(
     if truth:
         words.append(
             f"{truth['identical_share']:.2%} identical to the ids really sampled "
-            f"({truth['kept_identical_share']:.2%} of those kept)"
+            f"({truth['kept_identical_share']:.2%} of those kept), "
+            f"{truth['identical_token_share']:.2%} of their tokens "
+            f"({truth['kept_identical_token_share']:.2%})"
         )
     words += rejected_providers(accounts).values()
     return Report(

@@ -14,10 +14,7 @@ def difference(
     A model may sample a spelling that its tokenizer would not choose; the text does not show it.
     sampled 7 8 9 4, rebuilt 7 17 4: the stretch is 8 9 against 17, at token 1.
     """
-    start = next(
-        (i for i, (a, b) in enumerate(zip(sampled, rebuilt, strict=False)) if a != b),
-        min(len(sampled), len(rebuilt)),
-    )
+    start = _num_same(sampled, rebuilt)
     texts = [decode(ids).rstrip(REPLACEMENT) for ids in (sampled, rebuilt)]  # a cut character
     if texts[0] != texts[1]:
         cause = "another text"
@@ -31,6 +28,27 @@ def difference(
         for name, ids, end in zip(("sampled", "rebuilt"), (sampled, rebuilt), ends, strict=True)
     ]
     return f"{cause}, at token {start}: {', '.join(sides)}"
+
+
+def num_identical(sampled: Sequence[int], rebuilt: Sequence[int]) -> int:
+    """Return how many of the sampled ids the rebuilt reply has too, stretches apart left out.
+
+    sampled 7 8 9 4 5, rebuilt 7 17 4 5: 7 and 4 5 are the same, 3 in all.
+    """
+    tail = _num_same(sampled[::-1], rebuilt[::-1])
+    same, a, b = tail, sampled[: len(sampled) - tail], rebuilt[: len(rebuilt) - tail]
+    while a and b:
+        start = _num_same(a, b)
+        same += start
+        skipped = _stretch(a[start:], b[start:])
+        a, b = a[start + skipped[0] :], b[start + skipped[1] :]
+    return same
+
+
+def _num_same(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many ids both begin with."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
 
 
 def _stretch(a: Sequence[int], b: Sequence[int]) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from eyas.records import Message, Prompt, Response, Sample, Span, Violation
 from eyas.settings import Validate
 from eyas.tokens.borders import edit_reply
 from eyas.tokens.codecs import Codec, ReplyParts
-from eyas.tokens.differences import REPLACEMENT, difference
+from eyas.tokens.differences import REPLACEMENT, difference, num_identical
 from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule
 from eyas.tokens.spellings import spell
 
@@ -40,6 +40,8 @@ class Evidence:
     half_character: bool
     identical: bool | None  # to the ids really sampled; None where unknown
     difference: str = ""  # from them: its cause, where it begins, both sides
+    sampled_tokens: int = 0  # ids really sampled, where known
+    same_tokens: int = 0  # of these, the rebuilt ones that are the same
     offset: int = 0  # what the provider bills a reply beyond its tokens
 
 
@@ -157,10 +159,10 @@ def _weigh(
     offset = provider.offset_of(response.finish_reason)
     delta = response.completion_tokens - offset - len(reply_ids)
     explained = half_character and delta in _HALF_CHARACTER_TOKENS
-    identical = None
+    identical, known = None, list(response.true_ids or ())
     if response.true_ids is not None:
-        known = response.true_ids[: len(reply_ids)] if explained else response.true_ids
-        identical = list(known) == reply_ids
+        known = known[: len(reply_ids)] if explained else known
+        identical = known == reply_ids
     return Evidence(
         provider=response.provider,
         billed_tokens=response.completion_tokens,
@@ -169,6 +171,8 @@ def _weigh(
         prompt_delta=response.prompt_tokens - provider.prompt_offset - len(prompt_ids),
         half_character=half_character,
         identical=identical,
+        sampled_tokens=len(known),
+        same_tokens=len(known) if identical else num_identical(known, reply_ids),
         offset=offset,
     )
 

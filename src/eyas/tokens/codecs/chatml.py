@@ -54,11 +54,9 @@ class ChatML:
         ids = {token.content: i for i, token in added.items()}
         self._tokenizer = tokenizer
         self._variables = dict(variables)
-        self._template, names = _compile(template)
+        self._template, names = compile_template(template)
         if "enable_thinking" in variables and "enable_thinking" not in names:
-            raise EyasError(
-                "chat template: knows no `enable_thinking`", hint="target.codec: chatml"
-            )
+            raise EyasError("chat template: knows no `enable_thinking`", hint="take codec: chatml")
         self._knows_tools = "tools" in names
         self._knows_calls = "tool_calls" in template
         self._spelled = re.compile("|".join(map(re.escape, ids)))
@@ -69,11 +67,11 @@ class ChatML:
         self.stop_ids: tuple[int, ...] = (ids[END_OF_TURN],) if END_OF_TURN in ids else ()
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._grammar = learn_grammar(self._rendered, thinks=THINK in ids, calls=self._knows_calls)
+        self._thinks = self._grammar.opening is not None and {THINK, THINK_END} <= ids.keys()
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the ids of the whole chat prompt, the header of the reply included."""
-        text = self.render_text(messages, tools)
-        return _encode(self._tokenizer, text)
+        return _encode(self._tokenizer, self.render_text(messages, tools))
 
     def render_text(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Return the prompt as text.
@@ -101,7 +99,7 @@ class ChatML:
         Markers that are plain text to the tokenizer are left in the text: the ids are the same.
         """
         reply = without_endings(reply, _ENDINGS)
-        if self._grammar.opening is not None and THINK_END in self._markers:
+        if self._thinks:
             reply = with_reasoning_split(reply)
         return self._grammar.with_calls_lifted(reply) if CALL in self._markers else reply
 
@@ -131,8 +129,8 @@ class ChatML:
         """Return the parts of a sampled reply; what has no place is kept as text."""
         kept = list(ids[:-1]) if ids and ids[-1] in self.stop_ids else list(ids)
         reasoning, flags = None, ()
-        opened = kept[:1] == [self._markers.get(THINK)]
-        if THINK in self._markers and (self._grammar.opening == "" or opened):
+        opened = self._thinks and kept[:1] == [self._markers[THINK]]
+        if opened or (self._thinks and not self._grammar.opening):
             kept = kept[opened:]
             ends = [m for m in (THINK_END, CALL) if self._markers.get(m) in kept]
             if not ends:
@@ -158,8 +156,7 @@ class ChatML:
         if not self._markers:
             return None
         names = {i: token for token, i in self._markers.items()}
-        found = [names[i] for i in ids if i in names]
-        return self._grammar.order_fault(found, is_cut=is_cut)
+        return self._grammar.order_fault([names[i] for i in ids if i in names], is_cut=is_cut)
 
     def has_special_text(self, text: str) -> bool:
         """Tell whether text spells an added token, which encoding would turn into a real one."""
@@ -168,9 +165,8 @@ class ChatML:
     @functools.cached_property
     def _literal(self) -> Tokenizer:
         """Return the same tokenizer with added tokens taken as text; few replies need it."""
-        return Tokenizer.from_str(
-            json.dumps({**json.loads(self._tokenizer.to_str()), "added_tokens": []})
-        )
+        bare = json.loads(self._tokenizer.to_str()) | {"added_tokens": []}
+        return Tokenizer.from_str(json.dumps(bare))
 
 
 def load_chatml(folder: Path, *, thinking: bool = True) -> ChatML:
@@ -186,12 +182,9 @@ def load_chatml(folder: Path, *, thinking: bool = True) -> ChatML:
     except Exception as error:  # the library raises nothing narrower
         raise EyasError(f"{path}: not a tokenizer ({error})", hint=_HINT) from None
     config = read_json(folder / "tokenizer_config.json", hint=_HINT)
-    variables: dict[str, str | bool] = {
-        name: _spelling(config[name]) for name in _VARIABLES if config.get(name)
-    }
-    if not thinking:
-        variables["enable_thinking"] = False
-    codec = ChatML(tokenizer, _template_of(folder, config), variables)
+    given = {name: _spelling(config[name]) for name in _VARIABLES if config.get(name)}
+    variables: dict[str, str | bool] = {**given, **({} if thinking else {"enable_thinking": False})}
+    codec = ChatML(tokenizer, template_of(folder, config), variables)
     if not codec.stop_ids:
         raise EyasError(f"{path}: no special token {END_OF_TURN}", hint="this target is not ChatML")
     return codec
@@ -202,7 +195,11 @@ def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-def _template_of(folder: Path, config: Mapping[str, Any]) -> str:
+def template_of(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return the chat template of a Hugging Face folder.
+
+    Raises: EyasError if it has none.
+    """
     beside = folder / "chat_template.jinja"
     template = beside.read_text("utf-8") if beside.is_file() else config.get("chat_template")
     if not isinstance(template, str) or not template:
@@ -217,8 +214,11 @@ def _spelling(token: Any) -> str:
     return token["content"] if isinstance(token, dict) else str(token)
 
 
-def _compile(template: str) -> tuple[Template, set[str]]:
-    """Return the template and the names that it expects to be given."""
+def compile_template(template: str) -> tuple[Template, set[str]]:
+    """Return the template and the names that it expects to be given.
+
+    Raises: EyasError if it is none.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

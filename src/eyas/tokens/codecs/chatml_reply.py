@@ -9,8 +9,7 @@ of every reply. Qwen3's, after a prompt that ends with `<|im_start|>assistant\n`
 | call             | `\n` if anything but reasoning stands before it                |
 | name, arguments  | `<tool_call>\n{"name": "`, `", "arguments": `, `}\n</tool_call>` |
 
-Engines keep the newlines at a text's borders, or take them off: a border that has some is taken as
-it was sampled, a bare one gets the glue's.
+A border that an engine has left newlines at is taken as sampled, a bare one gets the glue's.
 """
 
 import itertools
@@ -74,27 +73,23 @@ class Grammar:
             yield call["raw"], True
         elif self.call:
             text = arguments_text(call)
-            yield self.call[0], True
-            yield str(call["function"].get("name")), False
-            yield self.call[1], True
-            yield text, False
+            yield from ((self.call[0], True), (str(call["function"].get("name")), False))
+            yield from ((self.call[1], True), (text, False))
             if closed or is_json(text):
                 yield self.call[2], True
 
     def with_calls_lifted(self, reply: ReplyParts) -> ReplyParts:
         """Take whole calls at the end of the last text out of it; any others are only flagged."""
-        text = reply.content or reply.reasoning or ""
-        if CALL not in (reply.content or "") + (reply.reasoning or ""):
+        before, call, rest = (reply.content or reply.reasoning or "").partition(CALL)
+        if not call and CALL not in (reply.reasoning or ""):
             return reply
-        at = text.find(CALL)
-        calls = self.calls_of(text[at:]) if at >= 0 and not reply.tool_calls else None
-        if calls is None:
+        calls = self.calls_of(call + rest) if not reply.tool_calls else None
+        if not calls:
             return replace(reply, flags=(*reply.flags, MALFORMED_TOOL_CALLS))
-        flags = (*reply.flags, RAW_TOOL_CALLS)
+        lifted = replace(reply, tool_calls=calls, flags=(*reply.flags, RAW_TOOL_CALLS))
         if reply.content:
-            return replace(reply, content=text[:at], tool_calls=calls, flags=flags)
-        flags = (*flags, IMPLICIT_THINK_END)
-        return replace(reply, reasoning=text[:at], tool_calls=calls, flags=flags)
+            return replace(lifted, content=before)
+        return replace(lifted, reasoning=before, flags=(*lifted.flags, IMPLICIT_THINK_END))
 
     def calls_of(self, section: str) -> Calls | None:
         """Return the calls of a text that is nothing else, or None.
@@ -103,9 +98,8 @@ class Grammar:
         """
         blocks = list(_BLOCK.finditer(section))
         calls = [c for i, block in enumerate(blocks) if (c := self._parsed(block[1], i))]
-        if self.call is None or len(calls) < len(blocks):
-            return None
-        if "".join(block[0] for block in blocks) != section:
+        whole = "".join(block[0] for block in blocks) == section
+        if self.call is None or len(calls) < len(blocks) or not whole:
             return None
         bare = ReplyParts(content=None, tool_calls=tuple(calls), flags=(IMPLICIT_THINK_END,))
         if "".join(text for text, _ in self.pieces(bare, finished=True)) == section:
@@ -118,16 +112,13 @@ class Grammar:
         whole = re.fullmatch(
             f'{start}([^"]*){between}(.*){after}', CALL + body + CALL_END, re.DOTALL
         )
-        name, text = whole.groups() if whole else ("", "")
+        name, text = whole.groups() if whole else (None, "")
         if is_json(body):
             value = json.loads(body)
             name = value.get("name") if isinstance(value, dict) else None
-            if not isinstance(name, str):
-                return None
-            if not is_json(text):
-                given = value.get("arguments", value.get("parameters", {}))
-                text = json.dumps(given, ensure_ascii=False)
-        elif not whole:
+            if isinstance(name, str) and not is_json(text):
+                text = json.dumps(value.get("arguments", {}), ensure_ascii=False)
+        if not isinstance(name, str):
             return None
         function = {"name": name, "arguments": text}
         return {"id": f"call_{number}", "type": "function", "function": function}
@@ -163,18 +154,17 @@ def learn_grammar(
         return prompt[at:], glue if len(glue) == len(words) + 1 else []
 
     tail, thought = around((_THOUGHT, _SAID), content=_SAID, reasoning_content=_THOUGHT)
-    opening, closing = None, ""
-    if THINK_END in tail:
-        pass  # thinking is off: the prompt has closed it
-    elif thought:
-        opening, closing = thought[:2]
-    elif thinks:  # assumption: a template that leaves out all reasoning stands for Qwen3's glue
+    opening, closing = thought[:2] if thought else (None, "")
+    if THINK_END in tail:  # thinking is off: the prompt has closed it
+        opening, closing = None, ""
+    elif (
+        thinks and not thought
+    ):  # assumption: a template that leaves out all reasoning stands for Qwen3's glue
         opening, closing = "" if THINK in tail else f"{THINK}\n", f"\n{THINK_END}\n\n"
     words = [word for name in _NAMES for word in (name, json.dumps({name: 1}))]
     glue = around(words, content="", tool_calls=_CALLS)[1] if calls else []
     start = CALL + glue[0].rpartition(CALL)[2] if glue else ""
     joint = glue[2].removeprefix(glue[4]).removesuffix(start) if glue else ""
-    if not glue or [glue[1], glue[2]] != [glue[3], glue[4] + joint + start]:
-        return Grammar(opening=opening, closing=closing)
-    call = (start, glue[1], glue[4])
+    fits = bool(glue) and [glue[1], glue[2]] == [glue[3], glue[4] + joint + start]
+    call = (start, glue[1], glue[4]) if fits else None
     return Grammar(opening=opening, closing=closing, call=call, joint=joint)

@@ -4,13 +4,18 @@ Reads: tiktoken.model, tokenizer_config.json of a Hugging Face folder.
 Source: template and tokenizer class of K2.5. kimi_prompt.RELEASES has what differs elsewhere.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from eyas.errors import EyasError
+from eyas.files import read_json
 from eyas.records import Message, Tool
 from eyas.tokens.codecs import ReplyParts, kimi_prompt, kimi_reply
+from eyas.tokens.codecs.chatml import compile_template, template_of
 from eyas.tokens.codecs.kimi_prompt import (
     ARGUMENTS,
     CALL,
@@ -27,6 +32,14 @@ from eyas.tokens.codecs.kimi_prompt import (
 from eyas.tokens.codecs.kimi_tokenizer import KimiTokenizer, load_tokenizer
 from eyas.tokens.codecs.replies import IMPLICIT_THINK_END, is_json
 
+log = logging.getLogger("eyas")
+_ASKED = {"role": "user", "content": "eyas asks"}
+_CALLED = kimi_reply.call_of("functions.eyas:0", "{}")
+_PROBE: tuple[Message, ...] = (
+    *(_ASKED, {"role": "assistant", "content": "eyas says", "reasoning_content": "so"}, _ASKED),
+    {"role": "assistant", "content": "", "reasoning_content": "so", "tool_calls": [_CALLED]},
+    {"role": "tool", "content": "eyas hears", "tool_call_id": _CALLED["id"]},
+)
 _FINISHED = ("stop", "tool_calls")
 _MARKUP = (THINK_END, SECTION, CALL, ARGUMENTS, CALL_END, SECTION_END)
 NEEDED = (*_MARKUP, "<|im_user|>", "<|im_assistant|>", "<|im_system|>", MIDDLE, IM_END, THINK)
@@ -156,9 +169,33 @@ class Kimi:
 def load_kimi(folder: Path, release: str) -> Kimi:
     """Read the tokenizer of a target folder.
 
-    Raises: EyasError if a file is missing, or not a Kimi target's.
+    Raises: EyasError if a file is missing, not a Kimi target's, or of another release.
     """
-    return Kimi(load_tokenizer(folder, NEEDED), RELEASES[release])
+    codec = Kimi(load_tokenizer(folder, NEEDED), RELEASES[release])
+    check_template(folder, release)
+    return codec
+
+
+def check_template(folder: Path, name: str) -> None:
+    """Hold the folder's own template against the codec, where there is one: a chat, rendered twice.
+
+    Raises: EyasError if they differ: the target is another release, or its template has changed.
+    """
+    config, release = read_json(folder / "tokenizer_config.json"), RELEASES[name]
+    if not (config.get("chat_template") or (folder / "chat_template.jinja").is_file()):
+        return
+    kwargs = {"thinking": release.thinking, "preserve_thinking": release.keeps_history_reasoning}
+    try:
+        template, _ = compile_template(template_of(folder, config))
+        text = template.render(messages=_PROBE, add_generation_prompt=True, **kwargs)
+    except (EyasError, TemplateError, TypeError) as error:
+        log.warning("%s: a chat template not to be held against %s (%s)", folder, name, error)
+        return
+    if text != kimi_prompt.render_prompt(_PROBE, (), release):
+        raise EyasError(
+            f"{folder}: its chat template writes other prompts than codec {name}: {text!r}",
+            hint=f"another release ({' | '.join(sorted(RELEASES))}), or one that is new to eyas",
+        )
 
 
 def _split(ids: Sequence[int], separator: int) -> list[list[int]]:

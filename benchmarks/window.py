@@ -7,7 +7,7 @@ shards that the stage still maps.
 
 Works in a temporary folder. Prints one JSON line; exits 1 if a bit differs or the bound is broken.
 
-Run: python benchmarks/window.py [--tokens 24000] [--kills 4] [--target-steps 60]
+Run: python benchmarks/window.py [--tokens 24000] [--windows 4] [--epochs 2] [--kills 4]
 """
 
 import argparse
@@ -31,9 +31,9 @@ from eyas.states.tiny import project_texts
 from eyas.tokens.tokenizers import encode_texts
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARD_TOKENS = 1024
+SHARD_TOKENS = 256
 TOKEN_BYTES = 1028  # 4 + 4 states of 128 in bf16
-WINDOWS = 4
+FRAMES = 1.1  # headers, and windows of whole shards
 OPTIONS = ("-cd", ".", "-cn", "params", "hydra.run.dir=.", "hydra.output_subdir=null")
 EVERY_S = 0.005
 STARTS_S = 5.0  # a stage imports torch before it works
@@ -46,8 +46,9 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--target-steps", type=int, default=60)
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--windows", type=int, default=4)
     given = parser.parse_args()
-    window_gb = given.tokens * TOKEN_BYTES / WINDOWS / 1e9
+    window_gb = FRAMES * given.tokens * TOKEN_BYTES / given.windows / 1e9
     settings = [f"extract.window_gb={window_gb}", f"train.epochs={given.epochs}"]
     with tempfile.TemporaryDirectory(prefix="eyas-window-") as name:
         folder = Path(name)

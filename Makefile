@@ -128,7 +128,7 @@ options: $(VENV)/.run ## docs/options.md anew, from src/eyas/settings.py and con
 	eyas options > docs/.options.md && mv docs/.options.md docs/options.md
 
 lock: $(VENV)/.run ## resolve requirements/*.in again
-	cd requirements && for name in base s3 "s3 dev" bench; do \
+	cd requirements && for name in base s3 ray "s3 dev" bench; do \
 	  uv pip compile -q --no-header --no-annotate --generate-hashes base.in \
 	    $$( [ "$$name" = base ] || printf '%s.in ' $$name ) -o $${name##* }.lock; done
 	cd requirements && for name in data sglang peers; do \

@@ -291,6 +291,7 @@ class ExtractRuntime:
     servers: tuple[str, ...] = ()  # sglang: addresses
     patience_s: float = 600.0  # sglang: how long a server that is gone is waited for
     keep_windows: bool = False  # with extract.window_gb: delete no shard
+    ray: str | None = None  # workers on a Ray cluster: local | auto | an address; null: processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,10 @@ import logging
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from eyas.desk import ray_workers
 from eyas.desk.params import fill
 from eyas.desk.token_bar import token_bar
 from eyas.desk.workers import alongside
@@ -179,7 +181,7 @@ def _make(
     given = [(job.settings, runtime, job.folder.name, missing, server) for server in workers]
     waiting = set(missing)
     with token_bar(stage, sum(map(job.tokens, missing)), doing) as advance:
-        if len(workers) == 1 and not job.windows:
+        if len(workers) == 1 and not job.windows and extract.ray is None:
             return run_worker(*given[0], advance)
 
         def tick() -> None:
@@ -187,5 +189,6 @@ def _make(
             waiting.difference_update(made)
             advance(sum(map(job.tokens, made)))
 
-        spent = alongside(run_worker, given, tick)
+        start = alongside if extract.ray is None else partial(ray_workers.alongside, extract.ray)
+        spent = start(run_worker, given, tick)
         return {name: sum(seconds[name] for seconds in spent) for name in spent[0]}

@@ -56,6 +56,7 @@ OPENINGS = {
     "{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}",
     "opened": "{{- '<think>\\n' }}",
 }
+EMPTY = "<think>\n\n</think>\n\n"
 CALLS = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 GIVEN = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -115,7 +116,7 @@ def test_the_glue_is_learned_from_the_template(make: Callable[..., ChatML]) -> N
         return make(TEMPLATE.replace("OPENING", opening), **options)._grammar
 
     thought = {"closing": "\n</think>\n\n", "call": CALLS, "joint": "\n"}
-    assert learned(OPENINGS["own"]) == Grammar(opening="<think>\n", **thought)
+    assert learned(OPENINGS["own"]) == Grammar(opening="<think>\n", empty=EMPTY, **thought)
     assert learned(OPENINGS["opened"]) == Grammar(opening="", **thought)
     assert learned(OPENINGS["own"], thinking=False) == Grammar(call=CALLS, joint="\n")
 
@@ -193,7 +194,7 @@ def test_a_call_in_another_spelling_keeps_it(own: ChatML) -> None:
     ]
     assert (reply.content, reply.flags) == ("So:\n", ("raw_tool_calls",))
     ids = own.reply_ids(reply, "tool_calls")
-    assert ids[:-1] == ids_of(own, text)
+    assert ids[:-1] == ids_of(own, EMPTY + text)
     assert own.reply_ids(own.parse_reply(ids), "stop") == ids
 
 
@@ -209,14 +210,15 @@ def test_a_call_in_another_spelling_keeps_it(own: ChatML) -> None:
 def test_calls_that_are_not_whole_stay_text_and_are_flagged(own: ChatML, text: str) -> None:
     reply = own.normalise(ReplyParts(content=text))
     assert (reply.content, reply.tool_calls, reply.flags) == (text, (), ("malformed_tool_calls",))
-    assert not own.markup_ids & set(own.reply_ids(reply, "stop"))
+    empty = ids_of(own, EMPTY)
+    assert not own.markup_ids & set(own.reply_ids(reply, "stop")[len(empty) - 1 :])
 
 
 def test_a_whole_call_whose_arguments_are_no_json_is_a_call(own: ChatML) -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a": }\n</tool_call>'
     reply = own.normalise(ReplyParts(content=text))
     assert reply.tool_calls == (call("f", '{"a": ', "call_0"),)
-    assert own.reply_ids(reply, "stop")[:-1] == ids_of(own, text)
+    assert own.reply_ids(reply, "stop")[:-1] == ids_of(own, EMPTY + text)
 
 
 def test_calls_that_begin_inside_the_reasoning_end_it(qwen: ChatML) -> None:
@@ -234,8 +236,9 @@ def test_a_reply_that_was_cut_ends_where_it_was_cut(own: ChatML) -> None:
     def text(**parts: Any) -> str:
         return own.decode(own.reply_ids(ReplyParts(content=None, **parts), "length"))
 
+    assert text() == ""
     assert text(reasoning="so") == "<think>\nso"
-    open_call = '<tool_call>\n{"name": "f", "arguments": '
+    open_call = EMPTY + '<tool_call>\n{"name": "f", "arguments": '
     assert text(tool_calls=(call("f", '{"a": '),)) == f'{open_call}{{"a": '
     assert text(tool_calls=(call("f", '{"a": 1}'),)) == f'{open_call}{{"a": 1}}}}\n</tool_call>'
 
@@ -356,6 +359,46 @@ def test_a_provider_of_such_a_target_is_found_out(
         pairs.append((prompt, billed(prompt, own, handed, completion_tokens=tokens)))
     found = find_rules(pairs, own)["p"]
     assert (found.rule.edits, found.rule.offset, found.best.matched) == ((), offset, 40)
+
+
+@pytest.mark.parametrize("handed", [("", "{}"), (None, "{}"), (None, "\n\n{}")])
+def test_an_empty_thought_that_servers_leave_out_is_written(
+    own: ChatML, rules: Validate, make_prompt: Callable[..., Prompt], handed: tuple[str | None, str]
+) -> None:
+    pairs = []
+    for number in range(40):
+        prompt = make_prompt(messages=({"role": "user", "content": f"{number}? /no_think"},))
+        said = f"It is {number}."
+        sampled = ids_of(own, f"{EMPTY}{said}<|im_end|>")
+        reply = ReplyParts(content=handed[1].format(said), reasoning=handed[0])
+        pairs.append((prompt, billed(prompt, own, reply, completion_tokens=len(sampled))))
+    rule = find_rules(pairs, own)["p"].rule
+    assert (rule.edits, rule.offset) == ((), 0)
+    sample = rebuild_response(*pairs[-1], own, rules, rule).result
+    assert isinstance(sample, Sample)
+    assert list(sample.input_ids[sample.spans[0][0] :]) == sampled
+
+
+DEEP, SURROGATE = "[" * 3000, '{"a": "\\ud83d"}'
+
+
+@pytest.mark.parametrize("finish", ["length", "tool_calls"])
+@pytest.mark.parametrize("arguments", [DEEP, SURROGATE])
+def test_arguments_that_no_token_spells_or_too_deep_end_no_run(
+    own: ChatML, rules: Validate, make_prompt: Callable[..., Prompt], arguments: str, finish: str
+) -> None:
+    prompt, calls = make_prompt(), (call("f", arguments),)
+    reply = ReplyParts(content=None, reasoning="so", tool_calls=calls)
+    tokens = len(own.reply_ids(reply, finish))
+    response = billed(prompt, own, reply, finish_reason=finish, completion_tokens=tokens)
+    assert isinstance(rebuild_response(prompt, response, own, rules).result, Sample)
+    assert find_rules([(prompt, response)] * 2, own)["p"].replies == 2
+    turns = (*ASKED, {"role": "assistant", "content": "", "tool_calls": list(calls)})
+    if arguments == DEEP:
+        assert own.render_prompt(turns, ())
+    else:
+        with pytest.raises(EyasError, match="a lone surrogate"):
+            own.render_prompt(turns, ())
 
 
 def test_a_trajectory_is_cut_where_the_template_forgets_reasoning(

@@ -90,7 +90,7 @@ class ChatML:
             return self._template.render(
                 messages=turns, tools=tools, add_generation_prompt=opens_reply, **self._variables
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, RecursionError) as error:
             raise EyasError(f"chat template: refuses these messages ({error})") from None
 
     def normalise(self, reply: ReplyParts) -> ReplyParts:
@@ -191,7 +191,14 @@ def load_chatml(folder: Path, *, thinking: bool = True) -> ChatML:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of text, a third faster than `encode`, which keeps every token's place too."""
+    """Return the ids of text, a third faster than `encode`, which keeps every token's place too.
+
+    Raises: EyasError for a lone surrogate, which no token spells.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise EyasError(f"codec chatml: a lone surrogate in the text ({error})") from None
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 

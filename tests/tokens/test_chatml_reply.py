@@ -299,6 +299,12 @@ def test_a_call_without_arguments_is_refused(own: ChatML) -> None:
         own.reply_ids(ReplyParts(content="", tool_calls=({"id": "x"},)), "stop")
 
 
+def test_a_call_without_a_name_is_refused(own: ChatML) -> None:
+    nameless = call("f", "{}") | {"function": {"name": None, "arguments": "{}"}}
+    with pytest.raises(EyasError, match="expected a function with a name"):
+        own.reply_ids(ReplyParts(content="", tool_calls=(nameless,)), "stop")
+
+
 def billed(prompt: Prompt, codec: ChatML, reply: ReplyParts, **changes: Any) -> Response:
     """Return a response that is billed as the reply, and says what `changes` say."""
     fields: dict[str, Any] = {
@@ -415,6 +421,8 @@ def test_a_trajectory_is_cut_where_the_template_forgets_reasoning(
     assert len(whole.result.spans) == 2
     text = own.decode(whole.result.input_ids)
     assert text.count("<think>\nso\n</think>") == 2
+    loop[1] = thinks("", tool_calls=[call("add", '{"a":1}')])  # the template writes it spaced
+    assert rebuild_trajectory(make_prompt(messages=tuple(loop)), own) == [whole]
     both = rebuild_trajectory(make_prompt(messages=(*loop, asked, thinks("Yes."))), own)
     assert [len(r.result.spans) for r in both if isinstance(r.result, Sample)] == [2, 1]
     assert not [r for r in both if isinstance(r.result, Violation)]

@@ -76,8 +76,10 @@ class Grammar:
         if "raw" in call:
             yield call["raw"], True
         elif self.call:
-            text = arguments_text(call)
-            yield from ((self.call[0], True), (str(call["function"].get("name")), False))
+            text, name = arguments_text(call), call["function"].get("name")
+            if not isinstance(name, str):
+                raise EyasError(f"tool_calls: expected a function with a name, got {call!r}")
+            yield from ((self.call[0], True), (name, False))
             yield from ((self.call[1], True), (text, False))
             if closed or is_json(text):
                 yield self.call[2], True

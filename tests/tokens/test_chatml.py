@@ -36,6 +36,7 @@ WITH_TOOLS = """{{- bos_token }}
     {%- for tool in tools %}
         {{- tool | tojson }}
         {{- tool | tojson(indent=2) }}
+        {{- tool | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}
     {%- endfor %}
     {{- eos_token + '\\n' }}
 {%- endif %}
@@ -202,15 +203,17 @@ def test_parts_that_the_template_does_not_know_are_refused(
 
 def test_what_a_template_refuses_is_told_in_its_words(folder: Path, tmp_path: Path) -> None:
     refusing = "{{ raise_exception('roles must take turns') }}"
-    codec = load_chatml(with_template(folder, tmp_path, refusing))
     with pytest.raises(EyasError, match=r"refuses these messages \(roles must take turns"):
-        codec.render_prompt(CHATS[0], ())
+        load_chatml(with_template(folder, tmp_path, refusing))
+    alone = f"{{% if messages | length > 1 %}}{refusing}{{% endif %}}"
+    codec = load_chatml(with_template(folder, tmp_path, alone))
+    with pytest.raises(EyasError, match=r"refuses these messages \(roles must take turns"):
+        codec.render_prompt(CHATS[1], ())
 
 
 def test_a_missing_name_in_a_template_is_told(folder: Path, tmp_path: Path) -> None:
-    codec = load_chatml(with_template(folder, tmp_path, "{{ today() }}"))
     with pytest.raises(EyasError, match="'today' is undefined"):
-        codec.render_prompt(CHATS[0], ())
+        load_chatml(with_template(folder, tmp_path, "{{ today() }}"))
 
 
 def test_the_template_beside_the_tokenizer_comes_first(folder: Path, tmp_path: Path) -> None:

@@ -290,8 +290,14 @@ def test_markers_that_are_no_tokens_are_text(make: Callable[..., ChatML]) -> Non
     ids = codec.reply_ids(ReplyParts(content="It is.", reasoning="so"), "stop")
     assert codec.decode(ids[:-1]) == "so\n</think>\n\nIt is."
     assert ids[:-1] == ids_of(codec, "so\n</think>\n\nIt is.")
-    assert codec.normalise(codec.parse_reply(ids)) == ReplyParts(content="so\n</think>\n\nIt is.")
+    reply = codec.normalise(codec.parse_reply(ids))
+    assert (reply.reasoning, reply.content) == ("so\n", "\n\nIt is.")
+    assert codec.reply_ids(reply, "stop") == ids
     assert codec.markup_fault(ids[:-1], is_cut=False) is None
+    half = make(TEMPLATE.replace("OPENING", OPENINGS["opened"]), tokens=MARKERS[2:])
+    ids = half.reply_ids(replace(reply, tool_calls=(call("f", "{}"),)), "stop")
+    assert half.markup_fault(ids[:-1], is_cut=False) is None
+    assert "<tool_call>" in str(half.markup_fault(ids[:-3], is_cut=False))
 
 
 def test_a_call_without_arguments_is_refused(own: ChatML) -> None:

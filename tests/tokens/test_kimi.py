@@ -345,6 +345,10 @@ def test_the_template_of_the_folder_is_held_against_the_codec(
     path.write_text(TEMPLATE.replace("m.role == 'tool'", "false"), encoding="utf-8")
     with pytest.raises(EyasError, match=r"other prompts than codec kimi_k2_5: '<\|im_user"):
         check_template(tmp_path, "kimi_k2_5")
+    for old, new in (("tool_declare", "tools"), ("m.name or m.role", "m.role")):
+        path.write_text(TEMPLATE.replace(old, new), encoding="utf-8")
+        with pytest.raises(EyasError, match="other prompts than codec kimi_k2_5"):
+            check_template(tmp_path, "kimi_k2_5")
     assert not caplog.records
     path.write_text("{{ today() }}", encoding="utf-8")
     check_template(tmp_path, "kimi_k2_5")

@@ -1,6 +1,7 @@
 """The ChatML codec against transformers, and what it refuses."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,25 @@ def test_content_in_parts_is_joined(codec: ChatML) -> None:
     parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
     chat = [{"role": "user", "content": parts}]
     assert codec.render_text(chat, ()) == codec.render_text(CHATS[0], ())
+
+
+@pytest.mark.parametrize("part", ["hi", {"type": "text", "text": None}, {"type": "image_url"}])
+def test_content_that_is_no_text_is_refused(codec: ChatML, part: Any) -> None:
+    with pytest.raises(EyasError, match="expected parts of text in the user's content"):
+        codec.render_text([{"role": "user", "content": [part]}], ())
+
+
+@pytest.mark.parametrize(("role", "code"), [("assistant", 0), ("nobody", 1)])
+def test_a_comparison_of_no_conversation_fails(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, code: int
+) -> None:
+    row = {"messages": [CHATS[0][0], {"role": role, "content": "It is."}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    options = ["--folder", str(folder), "--cases", str(tmp_path / "rows.jsonl")]
+    monkeypatch.setattr("sys.argv", ["chatml.py", *options])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path("benchmarks/chatml.py", run_name="__main__")
+    assert ended.value.code == code
 
 
 @GIVEN

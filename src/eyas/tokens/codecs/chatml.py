@@ -23,7 +23,7 @@ from eyas.files import read_json
 from eyas.records import Message, Tool
 from eyas.tokens.codecs import ReplyParts
 from eyas.tokens.codecs.chatml_reply import CALL, END_OF_TURN, MARKERS, learn_grammar
-from eyas.tokens.codecs.kimi_prompt import THINK, THINK_END
+from eyas.tokens.codecs.kimi_prompt import THINK, THINK_END, text_of
 from eyas.tokens.codecs.replies import (
     IMPLICIT_THINK_END,
     is_json,
@@ -265,9 +265,7 @@ def _to_json(
 
 def _as_text(message: Message, *, keep_calls: bool) -> Message:
     """Return the message with text as content: parts joined, calls added unless `keep_calls`."""
-    content = message.get("content") or ""
-    if isinstance(content, list | tuple):
-        content = "".join(part.get("text", "") for part in content)
+    content = text_of(message.get("content"), str(message.get("role")))
     turn = message | {"content": content}
     if not turn.get("tool_calls"):
         return turn

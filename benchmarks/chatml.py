@@ -5,9 +5,9 @@ Every reply of the conversations of FILE is a case: its prompt's ids must be tho
 reply is then handed on as engines do (texts stripped, arguments written anew, calls or reasoning
 left raw) and must come back as the same ids. DIR is a Hugging Face folder; weights are not read.
 Prints one JSON line, {"ok": n, "total": n, "failed": {check: [how many, where]}}; exits 1 if any
-failed. Replies without reasoning are not held against a finished turn, where a template may write
-an empty thought. Two checks fail rightly: of a template that leaves reasoning out, every finished
-turn; of texts that spell a marker, which stays text here.
+failed, or no row was a conversation. Replies without reasoning are not held against a finished
+turn, where a template may write an empty thought. Two checks fail rightly: of a template that
+leaves reasoning out, every finished turn; of texts that spell a marker, which stays text here.
 
 Run: python benchmarks/chatml.py --folder DIR --cases FILE (of chat messages)
 """
@@ -51,7 +51,7 @@ def main() -> None:
                 failed.setdefault(name, [0, f"line {number}"])[0] += 1
     ok = total - sum(found[0] for found in failed.values())
     print(json.dumps({"ok": ok, "total": total, "failed": failed}))
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if failed or not total else 0)
 
 
 def checks_of(row: Any, codec: ChatML, reference: Any) -> Iterator[tuple[str, bool]]:

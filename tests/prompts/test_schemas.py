@@ -41,11 +41,12 @@ def test_what_is_no_object_is_told_whatever_it_is() -> None:
 
 
 def test_a_line_of_no_strict_json_is_a_row_that_is_counted(tmp_path: Path) -> None:
-    lines = b'{"prompt": "a", "score": NaN}\n{"prompt": "\\ud83d"}\n{"prompt": "b"}\n'
+    lines = b'{"prompt": "a", "score": NaN}\n{"prompt": "a", "score": -1e999}\n'
+    lines += b'{"prompt": "\\ud83d"}\n{"prompt": "b"}\n'
     (tmp_path / "rows.jsonl").write_bytes(lines)
     rows = list(read_rows(Source(kind="file", path=str(tmp_path / "rows.jsonl"))))
     found = [parse_row("messages", row) for row in rows]
-    assert [r.reason if isinstance(r, Reject) else "" for r in found] == ["not_json"] * 2 + [""]
+    assert [r.reason if isinstance(r, Reject) else "" for r in found] == ["not_json"] * 3 + [""]
 
 
 JSON = st.recursive(

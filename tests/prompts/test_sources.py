@@ -197,7 +197,11 @@ def test_pattern_without_a_file_is_an_error(snapshot: Path) -> None:
 def test_a_source_without_a_revision_is_told_the_one_of_today(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def unreachable(repo: str) -> None:
+        raise RuntimeError(f"no route to {repo}")  # the hub's client has errors of its own
+
     source = Source(kind="hub", repo="a/b", split="train")
+    monkeypatch.setattr("huggingface_hub.dataset_info", unreachable)
     with pytest.raises(EyasError, match="revision: COMMIT, from the repository's history page"):
         list(read_rows(source))
     found = SimpleNamespace(sha=COMMIT)

@@ -1,6 +1,7 @@
 """The ChatML codec against transformers, and what it refuses."""
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ WITH_TOOLS = """{{- bos_token }}
     {%- for tool in tools %}
         {{- tool | tojson }}
         {{- tool | tojson(indent=2) }}
+        {{- tool | tojson(ensure_ascii=true, separators=(',', ':'), sort_keys=true) }}
     {%- endfor %}
     {{- eos_token + '\\n' }}
 {%- endif %}
@@ -154,6 +156,25 @@ def test_content_in_parts_is_joined(codec: ChatML) -> None:
     assert codec.render_text(chat, ()) == codec.render_text(CHATS[0], ())
 
 
+@pytest.mark.parametrize("part", ["hi", {"type": "text", "text": None}, {"type": "image_url"}])
+def test_content_that_is_no_text_is_refused(codec: ChatML, part: Any) -> None:
+    with pytest.raises(EyasError, match="expected parts of text in the user's content"):
+        codec.render_text([{"role": "user", "content": [part]}], ())
+
+
+@pytest.mark.parametrize(("role", "code"), [("assistant", 0), ("nobody", 1)])
+def test_a_comparison_of_no_conversation_fails(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, code: int
+) -> None:
+    row = {"messages": [CHATS[0][0], {"role": role, "content": "It is."}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row), encoding="utf-8")
+    options = ["--folder", str(folder), "--cases", str(tmp_path / "rows.jsonl")]
+    monkeypatch.setattr("sys.argv", ["chatml.py", *options])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path("benchmarks/chatml.py", run_name="__main__")
+    assert ended.value.code == code
+
+
 @GIVEN
 @given(said=text)
 def test_a_reply_comes_back_as_it_was_said(codec: ChatML, said: str) -> None:
@@ -202,15 +223,17 @@ def test_parts_that_the_template_does_not_know_are_refused(
 
 def test_what_a_template_refuses_is_told_in_its_words(folder: Path, tmp_path: Path) -> None:
     refusing = "{{ raise_exception('roles must take turns') }}"
-    codec = load_chatml(with_template(folder, tmp_path, refusing))
     with pytest.raises(EyasError, match=r"refuses these messages \(roles must take turns"):
-        codec.render_prompt(CHATS[0], ())
+        load_chatml(with_template(folder, tmp_path, refusing))
+    alone = f"{{% if messages | length > 1 %}}{refusing}{{% endif %}}"
+    codec = load_chatml(with_template(folder, tmp_path, alone))
+    with pytest.raises(EyasError, match=r"refuses these messages \(roles must take turns"):
+        codec.render_prompt(CHATS[1], ())
 
 
 def test_a_missing_name_in_a_template_is_told(folder: Path, tmp_path: Path) -> None:
-    codec = load_chatml(with_template(folder, tmp_path, "{{ today() }}"))
     with pytest.raises(EyasError, match="'today' is undefined"):
-        codec.render_prompt(CHATS[0], ())
+        load_chatml(with_template(folder, tmp_path, "{{ today() }}"))
 
 
 def test_the_template_beside_the_tokenizer_comes_first(folder: Path, tmp_path: Path) -> None:

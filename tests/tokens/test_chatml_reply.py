@@ -56,6 +56,7 @@ OPENINGS = {
     "{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}",
     "opened": "{{- '<think>\\n' }}",
 }
+EMPTY = "<think>\n\n</think>\n\n"
 CALLS = ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>")
 GIVEN = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -115,7 +116,7 @@ def test_the_glue_is_learned_from_the_template(make: Callable[..., ChatML]) -> N
         return make(TEMPLATE.replace("OPENING", opening), **options)._grammar
 
     thought = {"closing": "\n</think>\n\n", "call": CALLS, "joint": "\n"}
-    assert learned(OPENINGS["own"]) == Grammar(opening="<think>\n", **thought)
+    assert learned(OPENINGS["own"]) == Grammar(opening="<think>\n", empty=EMPTY, **thought)
     assert learned(OPENINGS["opened"]) == Grammar(opening="", **thought)
     assert learned(OPENINGS["own"], thinking=False) == Grammar(call=CALLS, joint="\n")
 
@@ -193,7 +194,7 @@ def test_a_call_in_another_spelling_keeps_it(own: ChatML) -> None:
     ]
     assert (reply.content, reply.flags) == ("So:\n", ("raw_tool_calls",))
     ids = own.reply_ids(reply, "tool_calls")
-    assert ids[:-1] == ids_of(own, text)
+    assert ids[:-1] == ids_of(own, EMPTY + text)
     assert own.reply_ids(own.parse_reply(ids), "stop") == ids
 
 
@@ -209,14 +210,15 @@ def test_a_call_in_another_spelling_keeps_it(own: ChatML) -> None:
 def test_calls_that_are_not_whole_stay_text_and_are_flagged(own: ChatML, text: str) -> None:
     reply = own.normalise(ReplyParts(content=text))
     assert (reply.content, reply.tool_calls, reply.flags) == (text, (), ("malformed_tool_calls",))
-    assert not own.markup_ids & set(own.reply_ids(reply, "stop"))
+    empty = ids_of(own, EMPTY)
+    assert not own.markup_ids & set(own.reply_ids(reply, "stop")[len(empty) - 1 :])
 
 
 def test_a_whole_call_whose_arguments_are_no_json_is_a_call(own: ChatML) -> None:
     text = '<tool_call>\n{"name": "f", "arguments": {"a": }\n</tool_call>'
     reply = own.normalise(ReplyParts(content=text))
     assert reply.tool_calls == (call("f", '{"a": ', "call_0"),)
-    assert own.reply_ids(reply, "stop")[:-1] == ids_of(own, text)
+    assert own.reply_ids(reply, "stop")[:-1] == ids_of(own, EMPTY + text)
 
 
 def test_calls_that_begin_inside_the_reasoning_end_it(qwen: ChatML) -> None:
@@ -234,8 +236,9 @@ def test_a_reply_that_was_cut_ends_where_it_was_cut(own: ChatML) -> None:
     def text(**parts: Any) -> str:
         return own.decode(own.reply_ids(ReplyParts(content=None, **parts), "length"))
 
+    assert text() == ""
     assert text(reasoning="so") == "<think>\nso"
-    open_call = '<tool_call>\n{"name": "f", "arguments": '
+    open_call = EMPTY + '<tool_call>\n{"name": "f", "arguments": '
     assert text(tool_calls=(call("f", '{"a": '),)) == f'{open_call}{{"a": '
     assert text(tool_calls=(call("f", '{"a": 1}'),)) == f'{open_call}{{"a": 1}}}}\n</tool_call>'
 
@@ -287,13 +290,25 @@ def test_markers_that_are_no_tokens_are_text(make: Callable[..., ChatML]) -> Non
     ids = codec.reply_ids(ReplyParts(content="It is.", reasoning="so"), "stop")
     assert codec.decode(ids[:-1]) == "so\n</think>\n\nIt is."
     assert ids[:-1] == ids_of(codec, "so\n</think>\n\nIt is.")
-    assert codec.normalise(codec.parse_reply(ids)) == ReplyParts(content="so\n</think>\n\nIt is.")
+    reply = codec.normalise(codec.parse_reply(ids))
+    assert (reply.reasoning, reply.content) == ("so\n", "\n\nIt is.")
+    assert codec.reply_ids(reply, "stop") == ids
     assert codec.markup_fault(ids[:-1], is_cut=False) is None
+    half = make(TEMPLATE.replace("OPENING", OPENINGS["opened"]), tokens=MARKERS[2:])
+    ids = half.reply_ids(replace(reply, tool_calls=(call("f", "{}"),)), "stop")
+    assert half.markup_fault(ids[:-1], is_cut=False) is None
+    assert "<tool_call>" in str(half.markup_fault(ids[:-3], is_cut=False))
 
 
 def test_a_call_without_arguments_is_refused(own: ChatML) -> None:
     with pytest.raises(EyasError, match="expected a function with arguments"):
         own.reply_ids(ReplyParts(content="", tool_calls=({"id": "x"},)), "stop")
+
+
+def test_a_call_without_a_name_is_refused(own: ChatML) -> None:
+    nameless = call("f", "{}") | {"function": {"name": None, "arguments": "{}"}}
+    with pytest.raises(EyasError, match="expected a function with a name"):
+        own.reply_ids(ReplyParts(content="", tool_calls=(nameless,)), "stop")
 
 
 def billed(prompt: Prompt, codec: ChatML, reply: ReplyParts, **changes: Any) -> Response:
@@ -358,6 +373,46 @@ def test_a_provider_of_such_a_target_is_found_out(
     assert (found.rule.edits, found.rule.offset, found.best.matched) == ((), offset, 40)
 
 
+@pytest.mark.parametrize("handed", [("", "{}"), (None, "{}"), (None, "\n\n{}")])
+def test_an_empty_thought_that_servers_leave_out_is_written(
+    own: ChatML, rules: Validate, make_prompt: Callable[..., Prompt], handed: tuple[str | None, str]
+) -> None:
+    pairs = []
+    for number in range(40):
+        prompt = make_prompt(messages=({"role": "user", "content": f"{number}? /no_think"},))
+        said = f"It is {number}."
+        sampled = ids_of(own, f"{EMPTY}{said}<|im_end|>")
+        reply = ReplyParts(content=handed[1].format(said), reasoning=handed[0])
+        pairs.append((prompt, billed(prompt, own, reply, completion_tokens=len(sampled))))
+    rule = find_rules(pairs, own)["p"].rule
+    assert (rule.edits, rule.offset) == ((), 0)
+    sample = rebuild_response(*pairs[-1], own, rules, rule).result
+    assert isinstance(sample, Sample)
+    assert list(sample.input_ids[sample.spans[0][0] :]) == sampled
+
+
+DEEP, SURROGATE = "[" * 3000, '{"a": "\\ud83d"}'
+
+
+@pytest.mark.parametrize("finish", ["length", "tool_calls"])
+@pytest.mark.parametrize("arguments", [DEEP, SURROGATE])
+def test_arguments_that_no_token_spells_or_too_deep_end_no_run(
+    own: ChatML, rules: Validate, make_prompt: Callable[..., Prompt], arguments: str, finish: str
+) -> None:
+    prompt, calls = make_prompt(), (call("f", arguments),)
+    reply = ReplyParts(content=None, reasoning="so", tool_calls=calls)
+    tokens = len(own.reply_ids(reply, finish))
+    response = billed(prompt, own, reply, finish_reason=finish, completion_tokens=tokens)
+    assert isinstance(rebuild_response(prompt, response, own, rules).result, Sample)
+    assert find_rules([(prompt, response)] * 2, own)["p"].replies == 2
+    turns = (*ASKED, {"role": "assistant", "content": "", "tool_calls": list(calls)})
+    if arguments == DEEP:
+        assert own.render_prompt(turns, ())
+    else:
+        with pytest.raises(EyasError, match="a lone surrogate"):
+            own.render_prompt(turns, ())
+
+
 def test_a_trajectory_is_cut_where_the_template_forgets_reasoning(
     own: ChatML, make_prompt: Callable[..., Prompt]
 ) -> None:
@@ -372,6 +427,8 @@ def test_a_trajectory_is_cut_where_the_template_forgets_reasoning(
     assert len(whole.result.spans) == 2
     text = own.decode(whole.result.input_ids)
     assert text.count("<think>\nso\n</think>") == 2
+    loop[1] = thinks("", tool_calls=[call("add", '{"a":1}')])  # the template writes it spaced
+    assert rebuild_trajectory(make_prompt(messages=tuple(loop)), own) == [whole]
     both = rebuild_trajectory(make_prompt(messages=(*loop, asked, thinks("Yes."))), own)
     assert [len(r.result.spans) for r in both if isinstance(r.result, Sample)] == [2, 1]
     assert not [r for r in both if isinstance(r.result, Violation)]

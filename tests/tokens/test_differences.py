@@ -42,6 +42,9 @@ def test_the_cause_the_place_and_both_sides(
     assert difference(sampled, rebuilt, decode) == told
 
 
+BASE = range(1000, 2000)
+
+
 @pytest.mark.parametrize(
     ("sampled", "rebuilt", "same"),
     [
@@ -53,6 +56,7 @@ def test_the_cause_the_place_and_both_sides(
         ([1, 1, 1], [1, 1], 2),
         ([1, 2, 3, 4, 5, 6, 7, 8], [1, 23, 4, 5, 67, 8], 4),
         ([1] * 20, [2] * 20, 0),
+        ([1, 2, 5, 6, *BASE, 7, 8, 9], [1, 12, 5, 9, *BASE, 2, 5, 78, 9], 1002),
     ],
 )
 def test_ids_are_counted_beside_the_stretches_that_differ(

@@ -207,6 +207,48 @@ def test_a_trajectory_is_one_sample_as_long_as_no_reasoning_is_dropped(
     ]
 
 
+def loop_of(identity: str) -> tuple[dict[str, Any], ...]:
+    """Return four calls with results, and an answer; the ids are made of `identity`."""
+    messages = [USER]
+    for number in range(4):
+        made = call_of("functions.f:0", "{}") | {"id": identity.format(number)}
+        messages += [
+            {"role": "assistant", "content": "", "reasoning_content": "R", "tool_calls": [made]},
+            {"role": "tool", "tool_call_id": identity.format(number), "content": "20"},
+        ]
+    return (*messages, {"role": "assistant", "content": "A", "reasoning_content": "S"})
+
+
+@pytest.mark.parametrize("identity", ["call_{}", "call_x"])
+def test_ids_of_other_servers_are_rewritten_through_a_whole_trajectory(
+    make_prompt: Callable[..., Prompt], identity: str
+) -> None:
+    own, other = (
+        rebuild_trajectory(make_prompt(messages=loop_of(name)), K2_5)
+        for name in ("functions.f:{}", identity)
+    )
+    assert [len(getattr(r.result, "spans", ())) for r in own] == [5]
+    assert other == own
+
+
+def test_the_number_of_a_rewritten_id_goes_on_from_the_turns_before(
+    rules: Validate, make_prompt: Callable[..., Prompt], make_response: Callable[..., Response]
+) -> None:
+    prompt = make_prompt(messages=loop_of("functions.f:{}")[:-1])
+    true = ReplyParts(content=None, tool_calls=(call_of("functions.f:4", "{}"),))
+    response = make_response(
+        prompt,
+        content=None,
+        tool_calls=(true.tool_calls[0] | {"id": "call_abc"},),
+        finish_reason="tool_calls",
+        completion_tokens=len(K2_5.reply_ids(true, "stop")),
+        prompt_tokens=len(K2_5.render_prompt(prompt.messages, ())),
+    )
+    sample = rebuild_response(prompt, response, K2_5, rules).result
+    assert isinstance(sample, Sample)
+    assert list(sample.input_ids[sample.spans[0][0] :]) == K2_5.reply_ids(true, "stop")
+
+
 Rebuild = Callable[..., Sample]
 
 
@@ -303,6 +345,10 @@ def test_the_template_of_the_folder_is_held_against_the_codec(
     path.write_text(TEMPLATE.replace("m.role == 'tool'", "false"), encoding="utf-8")
     with pytest.raises(EyasError, match=r"other prompts than codec kimi_k2_5: '<\|im_user"):
         check_template(tmp_path, "kimi_k2_5")
+    for old, new in (("tool_declare", "tools"), ("m.name or m.role", "m.role")):
+        path.write_text(TEMPLATE.replace(old, new), encoding="utf-8")
+        with pytest.raises(EyasError, match="other prompts than codec kimi_k2_5"):
+            check_template(tmp_path, "kimi_k2_5")
     assert not caplog.records
     path.write_text("{{ today() }}", encoding="utf-8")
     check_template(tmp_path, "kimi_k2_5")

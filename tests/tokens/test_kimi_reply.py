@@ -127,6 +127,15 @@ def test_a_servers_own_call_ids_are_replaced_by_the_targets_form() -> None:
         "functions.h:2",
     ]
     assert reply.flags == ("tool_id_rewritten",)
+    later = normalise(ReplyParts(content="", tool_calls=calls, calls_before=12), thinking=True)
+    ids = [c["id"] for c in later.tool_calls]
+    assert ids == ["functions.f:12", "functions.g:7", "functions.h:14"]
+
+
+@pytest.mark.parametrize("function", [{"name": None, "arguments": "{}"}, "f", None])
+def test_a_call_without_a_name_keeps_its_id(function: Any) -> None:
+    given = ReplyParts(content="", tool_calls=({"id": "call_1", "function": function},))
+    assert normalise(given, thinking=True) == given
 
 
 def test_with_thinking_off_tags_are_prose() -> None:

@@ -42,6 +42,7 @@ def test_what_a_schema_allows_has_no_fault(arguments: Any) -> None:
     ("arguments", "fault"),
     [
         ('{"city": "Bonn"', "f: arguments are no JSON: "),
+        ("[" * 3000, "f: arguments are no JSON: "),
         ("[1]", "f: expected an object of arguments, got list"),
         (None, "f: expected an object of arguments, got NoneType"),
         ("{}", "f: arguments: 'city' is missing"),

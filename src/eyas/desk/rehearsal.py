@@ -18,7 +18,7 @@ from eyas.desk.params import fill
 from eyas.errors import EyasError
 from eyas.generation.shop import ROOT, LocalAnswer
 from eyas.generation.simulation import Simulation, check_simulation
-from eyas.tokens.codecs import Codec, ReplyParts, load_codec
+from eyas.tokens.codecs import Codec, ReplyParts, load_codec, num_calls
 
 
 def read_simulation(path: Path) -> Simulation:
@@ -46,7 +46,10 @@ def counted_by(codec: Codec) -> Callable[[Mapping[str, Any], LocalAnswer], Local
 
     def recount(body: Mapping[str, Any], answer: LocalAnswer) -> LocalAnswer:
         parts = ReplyParts(
-            content=answer.content, reasoning=answer.reasoning, tool_calls=answer.tool_calls
+            content=answer.content,
+            reasoning=answer.reasoning,
+            tool_calls=answer.tool_calls,
+            calls_before=num_calls(body["messages"]),
         )
         thought = ReplyParts(content=None, reasoning=answer.reasoning)
         return dataclasses.replace(

@@ -11,6 +11,7 @@ import gzip
 import importlib
 import importlib.util
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -130,7 +131,7 @@ def _is_array(data: Opened) -> bool:
 
 
 def _loads(text: bytes) -> Any:
-    """Return JSON; lone surrogates and NaN, which are none, are left to be counted by row.
+    """Return JSON; lone surrogates, NaN and 1e999, which are none, are left to be counted by row.
 
     Raises: ValueError
     """
@@ -138,9 +139,15 @@ def _loads(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as strict:
         try:
-            return json.loads(text, parse_constant=complex)  # a number that no JSON can write
+            return json.loads(text, parse_constant=complex, parse_float=_number)
         except (ValueError, RecursionError):
             raise strict from None
+
+
+def _number(text: str) -> float | complex:
+    """Return a float; one too large as a number that no JSON can write."""
+    value = float(text)
+    return value if math.isfinite(value) else complex(value)
 
 
 def _read_array(path: Path, data: Opened) -> Iterator[Any]:
@@ -206,7 +213,7 @@ def _head(repo: str) -> str:
 
     try:
         return str(dataset_info(repo).sha)
-    except (OSError, ValueError):
+    except Exception:  # whatever the hub's client raises: the hint must come
         return "COMMIT, from the repository's history page,"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 _SHOWN = 8  # ids of each side
+_NEAR = 32  # ids from a difference, where the sides are looked for first
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -52,9 +53,16 @@ def _num_same(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def _stretch(a: Sequence[int], b: Sequence[int]) -> tuple[int, int]:
-    """Return how many ids of each side come before both go on with the same two ids, or end."""
-    later = {tuple(b[j : j + 2]): j for j in reversed(range(len(b) - 1))}
-    for i in range(len(a) - 1):
-        if (j := later.get(tuple(a[i : i + 2]))) is not None:
-            return i, j
-    return len(a), len(b)
+    """Return how many ids of each side come before both go on with the same two ids, or end.
+
+    Both are looked into near their beginnings first: the same two ids may come again far behind.
+    """
+    size = _NEAR
+    while True:
+        later = {tuple(b[j : j + 2]): j for j in reversed(range(min(size, len(b) - 1)))}
+        for i in range(min(size, len(a) - 1)):
+            if (j := later.get(tuple(a[i : i + 2]))) is not None:
+                return i, j
+        if size >= max(len(a), len(b)):
+            return len(a), len(b)
+        size *= 4

@@ -30,7 +30,7 @@ from eyas.errors import EyasError
 from eyas.records import Prompt, Response
 from eyas.tokens.borders import EDITS, PLACES, STRIP_SPACE, Edit, edit_text, has_space
 from eyas.tokens.borders import places_of as borders_of
-from eyas.tokens.codecs import Codec, ReplyParts
+from eyas.tokens.codecs import Codec, ReplyParts, num_calls
 from eyas.tokens.spellings import SPELLINGS, spell
 
 R = TypeVar("R")
@@ -129,12 +129,19 @@ def find_rules(pairs: Iterable[tuple[Prompt, Response]], codec: Codec) -> dict[s
     return found
 
 
+def parts_of(prompt: Prompt, response: Response) -> ReplyParts:
+    """Return the parts of a reply as they came."""
+    return ReplyParts(
+        content=response.content,
+        reasoning=response.reasoning,
+        tool_calls=response.tool_calls,
+        calls_before=num_calls(prompt.messages),
+    )
+
+
 def look_at(prompt: Prompt, response: Response, codec: Codec) -> Seen | None:
     """Return what a reply tells, or None where this format cannot spell it."""
-    given = ReplyParts(
-        content=response.content, reasoning=response.reasoning, tool_calls=response.tool_calls
-    )
-    reply, finish = codec.normalise(given), response.finish_reason
+    reply, finish = codec.normalise(parts_of(prompt, response)), response.finish_reason
     try:
         counts = {
             name: len(codec.reply_ids(spell(reply, name), finish))

@@ -18,8 +18,8 @@ from eyas.settings import Validate
 from eyas.tokens.borders import edit_reply
 from eyas.tokens.codecs import Codec, ReplyParts
 from eyas.tokens.differences import REPLACEMENT, difference, num_identical
-from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule
-from eyas.tokens.spellings import spell
+from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule, parts_of
+from eyas.tokens.spellings import SPELLINGS, spell
 
 TRUNCATED = "truncated"  # cut by max_tokens: kept, but its last tokens carry no loss
 HALF_CHARACTER = "half_character"  # cut inside a character, whose tokens are left out
@@ -64,14 +64,7 @@ def rebuild_response(
     finish = response.finish_reason
     if finish not in KEPT_FINISHES:
         return _rejected(prompt, "finish_reason", finish)
-    said = codec.normalise(
-        ReplyParts(
-            content=response.content,
-            reasoning=response.reasoning,
-            tool_calls=response.tool_calls,
-        )
-    )
-    said = edit_reply(said, finish, provider.edits)
+    said = edit_reply(codec.normalise(parts_of(prompt, response)), finish, provider.edits)
     whole = _without_half_character(said) if finish == "length" else said
     try:
         prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
@@ -199,28 +192,56 @@ def rebuild_trajectory(prompt: Prompt, codec: Codec) -> list[Rebuilt]:
 
     One sample holds all replies as long as each turn's rendered prompt begins with the ids so far
     (ChatML does; a template that rewrites history does not): where it does not, a new one starts.
+    Calls have the ids and the spelling of arguments that the next turn's prompt gives them.
     """
     samples: list[Rebuilt] = []
-    ids: list[int] = []
     spans: list[Span] = []
-    for index, message in enumerate(prompt.messages):
+    start, tried = 0, list[list[int]]()  # of the last reply: where it begins, and all ids so far
+    messages = _with_own_ids(prompt.messages, codec)
+    for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
         try:
-            rendered = codec.render_prompt(prompt.messages[:index], prompt.tools)
-            reply_ids = codec.reply_ids(codec.normalise(_parts_of(message)), "stop")
+            rendered = codec.render_prompt(messages[:index], prompt.tools)
+            replies = _spellings_of(message, codec)
         except EyasError as error:
             return [_rejected(prompt, "not_of_this_format", str(error))]
-        if _is_empty(reply_ids, codec):
+        if _is_empty(replies[0], codec):
             return [_rejected(prompt, "empty_reply", f"message {index}")]
-        if spans and rendered[: len(ids)] != ids:
-            samples.append(_trajectory_sample(prompt, len(samples), ids, spans))
-            spans = []
-        ids = [*rendered, *reply_ids]
-        spans = [*spans, (len(rendered), len(ids))]
-    if not spans:
-        return [_rejected(prompt, "no_reply", f"{len(prompt.messages)} messages")]
-    return [*samples, _trajectory_sample(prompt, len(samples), ids, spans)]
+        if tried:
+            ids = next((ids for ids in tried if rendered[: len(ids)] == ids), None)
+            spans.append((start, len(ids or tried[0])))
+            if ids is None:
+                samples.append(_trajectory_sample(prompt, len(samples), tried[0], spans))
+                spans = []
+        start, tried = len(rendered), [[*rendered, *reply] for reply in replies]
+    if not tried:
+        return [_rejected(prompt, "no_reply", f"{len(messages)} messages")]
+    spans.append((start, len(tried[0])))
+    return [*samples, _trajectory_sample(prompt, len(samples), tried[0], spans)]
+
+
+def _with_own_ids(messages: Sequence[Message], codec: Codec) -> list[Message]:
+    """Return the messages with calls, and what answers them, under the ids of the target's form."""
+    own, number = dict[str, str](), 0
+    renamed = []
+    for message in messages:
+        if calls := tuple(message.get("tool_calls") or ()):
+            given = ReplyParts(content=None, tool_calls=calls, calls_before=number)
+            named = codec.normalise(given).tool_calls
+            own |= {c["id"]: n["id"] for c, n in zip(calls, named, strict=True) if "id" in c}
+            message, number = message | {"tool_calls": list(named)}, number + len(calls)
+        elif message.get("tool_call_id") in own:
+            message = message | {"tool_call_id": own[message["tool_call_id"]]}
+        renamed.append(message)
+    return renamed
+
+
+def _spellings_of(message: Message, codec: Codec) -> list[list[int]]:
+    """Return the ids of a reply in every spelling of its arguments, as given first."""
+    said = codec.normalise(_parts_of(message))
+    names = SPELLINGS if said.tool_calls else SPELLINGS[:1]
+    return [codec.reply_ids(spell(said, name), "stop") for name in names]
 
 
 def _parts_of(message: Message) -> ReplyParts:

@@ -27,7 +27,7 @@ def call_fault(call: Mapping[str, Any], tools: Sequence[Tool]) -> str | None:
     name, given = function.get("name"), function.get("arguments")
     try:
         arguments = json.loads(given) if isinstance(given, str) else given
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{name}: arguments are no JSON: {str(given)[:60]!r}"
     if not isinstance(arguments, dict):
         return f"{name}: expected an object of arguments, got {type(arguments).__name__}"

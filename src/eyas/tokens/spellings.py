@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from eyas.tokens.codecs import ReplyParts
+from eyas.tokens.codecs.kimi_prompt import arguments_text
 
 ARGUMENTS_RESPELLED = "arguments_respelled"  # written in another spelling than the one given
 GIVEN = "given"
@@ -28,11 +29,12 @@ def spell(reply: ReplyParts, spelling: str) -> ReplyParts:
 def _respelled(call: dict[str, Any], separators: tuple[str, str]) -> dict[str, Any]:
     """Return the call with its arguments written anew; arguments that are no JSON stay."""
     function = call.get("function")
-    given = function.get("arguments") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(given, str):
+    if not isinstance(function, dict) or "arguments" not in function:
         return call
+    given = arguments_text(call)
     try:
         text = json.dumps(json.loads(given), ensure_ascii=False, separators=separators)
-    except ValueError:
+        text.encode()  # an escaped lone surrogate has no other spelling
+    except (ValueError, RecursionError):
         return call
-    return {**call, "function": {**function, "arguments": text}}
+    return call if text == given else {**call, "function": {**function, "arguments": text}}

@@ -22,6 +22,12 @@ class ReplyParts:
     reasoning: str | None = None
     tool_calls: tuple[dict[str, Any], ...] = ()
     flags: tuple[str, ...] = ()  # what was put right, or could not be
+    calls_before: int = 0  # in the turns before: a target may number its calls through them
+
+
+def num_calls(messages: Sequence[Message]) -> int:
+    """Return how many tool calls a conversation has."""
+    return sum(len(message.get("tool_calls") or ()) for message in messages)
 
 
 class Codec(Protocol):

@@ -2,13 +2,15 @@
 
 Reads: tokenizer.json, tokenizer_config.json, chat_template.jinja of a Hugging Face folder.
 Source: transformers' apply_chat_template, whose Jinja environment is set up here alike: importing
-transformers takes longer than a stage of a small data set. A test holds the renderings equal.
+transformers takes longer than a stage of a small data set. A test holds the renderings equal. Left
+out is `strftime_now` (a prompt of today is none of tomorrow) and the tag `generation`.
 """
 
 import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,7 +23,7 @@ from eyas.files import read_json
 from eyas.records import Message, Tool
 from eyas.tokens.codecs import ReplyParts
 from eyas.tokens.codecs.chatml_reply import CALL, END_OF_TURN, MARKERS, learn_grammar
-from eyas.tokens.codecs.kimi_prompt import THINK, THINK_END
+from eyas.tokens.codecs.kimi_prompt import THINK, THINK_END, text_of
 from eyas.tokens.codecs.replies import (
     IMPLICIT_THINK_END,
     is_json,
@@ -66,6 +68,7 @@ class ChatML:
         self.special_ids: frozenset[int] = frozenset(added) - self.markup_ids
         self.stop_ids: tuple[int, ...] = (ids[END_OF_TURN],) if END_OF_TURN in ids else ()
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
+        self._rendered([{"role": "user", "content": "eyas asks"}], True)  # a broken one fails here
         self._grammar = learn_grammar(self._rendered, thinks=THINK in ids, calls=self._knows_calls)
         self._thinks = self._grammar.opening is not None and {THINK, THINK_END} <= ids.keys()
 
@@ -90,16 +93,16 @@ class ChatML:
             return self._template.render(
                 messages=turns, tools=tools, add_generation_prompt=opens_reply, **self._variables
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, RecursionError) as error:
             raise EyasError(f"chat template: refuses these messages ({error})") from None
 
     def normalise(self, reply: ReplyParts) -> ReplyParts:
         """Return a reply with its parts where the target wrote them; what changed is flagged.
 
-        Markers that are plain text to the tokenizer are left in the text: the ids are the same.
+        Calls whose markers are plain text to the tokenizer are left in it: the ids are the same.
         """
         reply = without_endings(reply, _ENDINGS)
-        if self._thinks:
+        if self._grammar.opening is not None:
             reply = with_reasoning_split(reply)
         return self._grammar.with_calls_lifted(reply) if CALL in self._markers else reply
 
@@ -151,12 +154,15 @@ class ChatML:
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         """Return the markers of a reply if they do not follow one another as they must, or None.
 
-        A tokenizer that has none of them writes them as text, which is not looked into.
+        Those that the tokenizer has not are written as text, which is not looked into.
         """
         if not self._markers:
             return None
+        grammar = (
+            self._grammar if THINK_END in self._markers else replace(self._grammar, opening=None)
+        )
         names = {i: token for token, i in self._markers.items()}
-        return self._grammar.order_fault([names[i] for i in ids if i in names], is_cut=is_cut)
+        return grammar.order_fault([names[i] for i in ids if i in names], is_cut=is_cut)
 
     def has_special_text(self, text: str) -> bool:
         """Tell whether text spells an added token, which encoding would turn into a real one."""
@@ -191,7 +197,14 @@ def load_chatml(folder: Path, *, thinking: bool = True) -> ChatML:
 
 
 def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of text, a third faster than `encode`, which keeps every token's place too."""
+    """Return the ids of text, a third faster than `encode`, which keeps every token's place too.
+
+    Raises: EyasError for a lone surrogate, which no token spells.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise EyasError(f"codec chatml: a lone surrogate in the text ({error})") from None
     return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
@@ -234,15 +247,25 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def _as_text(message: Message, *, keep_calls: bool) -> Message:
     """Return the message with text as content: parts joined, calls added unless `keep_calls`."""
-    content = message.get("content") or ""
-    if isinstance(content, list | tuple):
-        content = "".join(part.get("text", "") for part in content)
+    content = text_of(message.get("content"), str(message.get("role")))
     turn = message | {"content": content}
     if not turn.get("tool_calls"):
         return turn

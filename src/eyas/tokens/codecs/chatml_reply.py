@@ -9,6 +9,7 @@ of every reply. Qwen3's, after a prompt that ends with `<|im_start|>assistant\n`
 | call             | `\n` if anything but reasoning stands before it                |
 | name, arguments  | `<tool_call>\n{"name": "`, `", "arguments": `, `}\n</tool_call>` |
 
+A turn without reasoning may have an empty thought; servers hand out none, so it is written anew.
 A border that an engine has left newlines at is taken as sampled, a bare one gets the glue's.
 """
 
@@ -50,6 +51,7 @@ class Grammar:
     closing: str = ""
     call: tuple[str, str, str] | None = None  # before the name, between, after the arguments
     joint: str = ""  # before a call that follows content or another call
+    empty: str = ""  # an empty thought, sampled before words that none precedes
 
     def pieces(self, reply: ReplyParts, *, finished: bool) -> Iterator[Piece]:
         """Yield the texts of a reply and the glue around them, up to where it was cut."""
@@ -60,6 +62,8 @@ class Grammar:
             if (content or reply.tool_calls or finished) and IMPLICIT_THINK_END not in reply.flags:
                 closing = self.closing.lstrip("\n") if thought[-1:] == "\n" else self.closing
                 yield (closing.rstrip("\n") if content[:1] == "\n" else closing), True
+        elif self.empty and (content or reply.tool_calls) and IMPLICIT_THINK_END not in reply.flags:
+            yield (self.empty.rstrip("\n") if content[:1] == "\n" else self.empty), True
         yield content, False
         joint = "" if content[-1:] in ("", "\n") else self.joint
         for number, call in enumerate(reply.tool_calls, start=1):
@@ -72,8 +76,10 @@ class Grammar:
         if "raw" in call:
             yield call["raw"], True
         elif self.call:
-            text = arguments_text(call)
-            yield from ((self.call[0], True), (str(call["function"].get("name")), False))
+            text, name = arguments_text(call), call["function"].get("name")
+            if not isinstance(name, str):
+                raise EyasError(f"tool_calls: expected a function with a name, got {call!r}")
+            yield from ((self.call[0], True), (name, False))
             yield from ((self.call[1], True), (text, False))
             if closed or is_json(text):
                 yield self.call[2], True
@@ -161,10 +167,12 @@ def learn_grammar(
         thinks and not thought
     ):  # assumption: a template that leaves out all reasoning stands for Qwen3's glue
         opening, closing = "" if THINK in tail else f"{THINK}\n", f"\n{THINK_END}\n\n"
+    bare = around((_SAID,), content=_SAID)[1] if opening else []
+    empty = bare[0] if bare and THINK_END in bare[0] else ""
     words = [word for name in _NAMES for word in (name, json.dumps({name: 1}))]
     glue = around(words, content="", tool_calls=_CALLS)[1] if calls else []
     start = CALL + glue[0].rpartition(CALL)[2] if glue else ""
     joint = glue[2].removeprefix(glue[4]).removesuffix(start) if glue else ""
     fits = bool(glue) and [glue[1], glue[2]] == [glue[3], glue[4] + joint + start]
     call = (start, glue[1], glue[4]) if fits else None
-    return Grammar(opening=opening, closing=closing, call=call, joint=joint)
+    return Grammar(opening=opening, closing=closing, call=call, joint=joint, empty=empty)

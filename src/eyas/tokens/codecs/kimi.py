@@ -30,6 +30,7 @@ from eyas.tokens.codecs.kimi_prompt import (
     Release,
 )
 from eyas.tokens.codecs.kimi_tokenizer import KimiTokenizer, load_tokenizer
+from eyas.tokens.codecs.kimi_tools import declare_tools
 from eyas.tokens.codecs.replies import IMPLICIT_THINK_END, is_json
 
 log = logging.getLogger("eyas")
@@ -39,6 +40,11 @@ _PROBE: tuple[Message, ...] = (
     *(_ASKED, {"role": "assistant", "content": "eyas says", "reasoning_content": "so"}, _ASKED),
     {"role": "assistant", "content": "", "reasoning_content": "so", "tool_calls": [_CALLED]},
     {"role": "tool", "content": "eyas hears", "tool_call_id": _CALLED["id"]},
+)
+_TOOL: Tool = {"type": "function", "function": {"name": "eyas", "parameters": {"type": "object"}}}
+_PROBES: tuple[tuple[tuple[Message, ...], tuple[Tool, ...]], ...] = (
+    (_PROBE, ()),
+    (({"role": "system", "name": "falcon", "content": "eyas rules"}, *_PROBE), (_TOOL,)),
 )
 _FINISHED = ("stop", "tool_calls")
 _MARKUP = (THINK_END, SECTION, CALL, ARGUMENTS, CALL_END, SECTION_END)
@@ -177,25 +183,32 @@ def load_kimi(folder: Path, release: str) -> Kimi:
 
 
 def check_template(folder: Path, name: str) -> None:
-    """Hold the folder's own template against the codec, where there is one: a chat, rendered twice.
+    """Hold the folder's own template against the codec, where there is one, in two chats.
 
     Raises: EyasError if they differ: the target is another release, or its template has changed.
     """
     config, release = read_json(folder / "tokenizer_config.json"), RELEASES[name]
     if not (config.get("chat_template") or (folder / "chat_template.jinja").is_file()):
         return
-    kwargs = {"thinking": release.thinking, "preserve_thinking": release.keeps_history_reasoning}
-    try:
-        template, _ = compile_template(template_of(folder, config))
-        text = template.render(messages=_PROBE, add_generation_prompt=True, **kwargs)
-    except (EyasError, TemplateError, TypeError) as error:
-        log.warning("%s: a chat template not to be held against %s (%s)", folder, name, error)
-        return
-    if text != kimi_prompt.render_prompt(_PROBE, (), release):
-        raise EyasError(
-            f"{folder}: its chat template writes other prompts than codec {name}: {text!r}",
-            hint=f"another release ({' | '.join(sorted(RELEASES))}), or one that is new to eyas",
-        )
+    known = " | ".join(sorted(RELEASES))
+    kwargs: dict[str, object] = {
+        "thinking": release.thinking,
+        "preserve_thinking": release.keeps_history_reasoning,
+    }
+    for messages, tools in _PROBES:
+        if tools:
+            kwargs |= {"tools": list(tools), "tools_ts_str": declare_tools(tools, typescript=True)}
+        try:
+            template, _ = compile_template(template_of(folder, config))
+            text = template.render(messages=messages, add_generation_prompt=True, **kwargs)
+        except (EyasError, TemplateError, TypeError) as error:
+            log.warning("%s: a chat template not to be held against %s (%s)", folder, name, error)
+            return
+        if text != kimi_prompt.render_prompt(messages, tools, release):
+            raise EyasError(
+                f"{folder}: its chat template writes other prompts than codec {name}: {text!r}",
+                hint=f"another release ({known}), or one that is new to eyas",
+            )
 
 
 def _split(ids: Sequence[int], separator: int) -> list[list[int]]:

@@ -108,7 +108,7 @@ def _turn(message: Message, release: Release, *, thinks: bool) -> str:
     if not isinstance(role, str):
         raise EyasError(f"messages: expected a role, got {role!r}")
     header = f"{_MARKERS.get(role, _SYSTEM)}{message.get('name') or role}{MIDDLE}"
-    body = _text(message.get("content"), role)
+    body = text_of(message.get("content"), role)
     if role == "tool":
         body = f"## Return of {_given(message, 'tool_call_id')}\n{body}"
     if role == "assistant":
@@ -126,8 +126,11 @@ def _reasoning(message: Message, release: Release) -> str:
     return next((str(message[f]) for f in release.reasoning_fields if message.get(f)), "")
 
 
-def _text(content: Any, role: str) -> str:
-    """Return content as text: parts are joined with nothing between."""
+def text_of(content: Any, role: str) -> str:
+    """Return content as text: parts are joined with nothing between.
+
+    Raises: EyasError for parts that are not text.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list | tuple):

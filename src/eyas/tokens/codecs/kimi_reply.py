@@ -89,17 +89,19 @@ def call_of(identity: str, arguments: str) -> dict[str, Any]:
 
 
 def _with_own_ids(reply: ReplyParts) -> ReplyParts:
-    """Give every call an id of the model's own form: `functions.NAME:INDEX`."""
-    calls = tuple(_with_own_id(call, index) for index, call in enumerate(reply.tool_calls))
+    """Give every call an id of the model's own form: `functions.NAME:INDEX`, the conversation's."""
+    numbered = enumerate(reply.tool_calls, start=reply.calls_before)
+    calls = tuple(_with_own_id(call, index) for index, call in numbered)
     if calls == reply.tool_calls:
         return reply
     return replace(reply, tool_calls=calls, flags=(*reply.flags, TOOL_ID_REWRITTEN))
 
 
 def _with_own_id(call: Mapping[str, Any], index: int) -> dict[str, Any]:
-    if _OWN_ID.fullmatch(str(call.get("id"))):
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if _OWN_ID.fullmatch(str(call.get("id"))) or not isinstance(name, str):
         return dict(call)
-    name = (call.get("function") or {}).get("name")
     return {**call, "id": f"functions.{name}:{index}"}
 
 

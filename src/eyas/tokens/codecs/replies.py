@@ -43,6 +43,6 @@ def is_json(text: str) -> bool:
     """Tell whether text is one whole JSON value."""
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -36,15 +36,12 @@ def look_back(
 ) -> None:
     """Make the heads of a ridge start, and solve o_proj on what they read; nothing if not asked.
 
-    Raises: EyasError for a family whose heads are not Llama's.
+    Raises: EyasError for a family whose heads are not Llama's, or if no document has a row to solve
+        it on.
     """
     if not settings.induction:
         return
-    if drafter.config.family != "eagle3":
-        raise EyasError(
-            f"train.induction: expected a drafter of family eagle3, got {drafter.config.family}",
-            hint="train.induction=false",
-        )
+    check_induction(drafter.config.family)
     _write_heads(drafter, *_directions(drafter, documents, embed_VD), settings.seed)
     runner = DraftRunner(drafter.state_dict(), drafter.config, embed_VD)
     out_DJ = drafter.midlayer.self_attn.weight("o_proj")
@@ -60,6 +57,18 @@ def look_back(
         missing_TD = state_TD - hidden_TD[1:]  # row 0 is the attention sink's
         equations.accumulate(heads_TJ[1:][kept_T], missing_TD[kept_T])
     out_DJ.copy_(equations.solve(settings.ridge_strength))
+
+
+def check_induction(family: str) -> None:
+    """Refuse a family whose heads are not Llama's.
+
+    Raises: EyasError.
+    """
+    if family != "eagle3":
+        raise EyasError(
+            f"train.induction: expected a drafter of family eagle3, got {family}",
+            hint="train.induction=false",
+        )
 
 
 def _directions(

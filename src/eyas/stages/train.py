@@ -35,7 +35,7 @@ from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting, summarise
 from eyas.drafter.ridge import ridge_start, sum_equations
-from eyas.drafter.training import Corpus, Row, Saving, dtype_of, train
+from eyas.drafter.training import Corpus, Row, Saving, check_settings, dtype_of, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_jsonl
@@ -145,6 +145,7 @@ def work(params: Params) -> Report:
 
 def train_together(params: Params, inputs: Inputs) -> Report:
     """Do a rank's work; only the leading one writes."""
+    check_settings(inputs.settings, inputs.shape.family)
     runtime = params.knob("runtime", Runtime)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
@@ -265,8 +266,6 @@ def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
     if settings.start == "random":
         random_start(drafter, seed)
         return
-    if settings.start != "ridge":
-        raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
     states = (inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
     equations = sum_equations(*states, windows=inputs.train.windows, path=sums)
     wanted = _ROWS_A_FEATURE * len(equations.gram_FF)

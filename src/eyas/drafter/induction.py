@@ -15,7 +15,7 @@ from torch import Tensor
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.layers import rms_norm
 from eyas.drafter.model import Drafter
-from eyas.drafter.packing import Documents
+from eyas.drafter.packing import Documents, part_with_reply
 from eyas.drafter.ridge import SELF_SCORE, NormalEquations
 from eyas.errors import EyasError
 from eyas.settings import Train
@@ -47,7 +47,8 @@ def look_back(
     out_DJ = drafter.midlayer.self_attn.weight("o_proj")
     equations = NormalEquations(out_DJ.shape[1], out_DJ.shape[0])
     for index in range(len(documents.lengths)):
-        document, part = documents.read(index), slice(_LONGEST_TOKENS)
+        document = documents.read(index)
+        part = part_with_reply(document.reply_T, _LONGEST_TOKENS)
         ids = document.input_ids_T[part].tolist()
         if len(ids) < _LEAST_TOKENS:
             continue

@@ -266,8 +266,8 @@ def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
     if settings.start == "random":
         random_start(drafter, seed)
         return
-    states = (inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
-    equations = sum_equations(*states, windows=inputs.train.windows, path=sums)
+    states = inputs.train, head.embed_VD, head.norm_weight_D
+    equations = sum_equations(*states, head.norm_eps, windows=inputs.train.windows, path=sums)
     wanted = _ROWS_A_FEATURE * len(equations.gram_FF)
     if inputs.store.meta.final_every > 1 and equations.rows < wanted:
         words = "train.start=ridge: expected %d final states for a good start, got %d"
@@ -281,8 +281,8 @@ def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
         head_ND=head.lm_head_VD[drafter.t2d],
         seed=seed,
     )
-    look_back(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
-    refine(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
+    look_back(drafter, *states, settings)
+    refine(drafter, *states, settings, final_every=inputs.store.meta.final_every)
 
 
 def build_corpus(drafter: Drafter, inputs: Inputs, aux_scale_LD: Tensor) -> Corpus:

@@ -147,6 +147,14 @@ def test_latent_attention_learns_and_its_export_drafts(
     assert all(served["t2d"][token] for token in drafts)
 
 
+def test_a_plain_query_is_trained_and_told_that_no_server_loads_it(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    train.work(params(drafter={"family": "eagle3_mla", "mla": sizes}, epochs=1))
+    assert "drafter.mla.q_lora_rank: null: no server loads such a drafter" in caplog.text
+
+
 @pytest.mark.parametrize("start", ["random", "ridge"])
 def test_final_states_of_supervised_rows_are_all_that_the_loss_reads(
     home: Path, start: str

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
+from eyas.drafter.families import FAMILIES
 from eyas.drafter.induction import check_induction
 from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
@@ -262,6 +263,8 @@ def check_settings(settings: Train, family: str) -> None:
 
     Raises: EyasError.
     """
+    if family not in FAMILIES:
+        raise EyasError(f"drafter.family: expected {' | '.join(FAMILIES)}, got '{family}'")
     if settings.start not in ("ridge", "random"):
         raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
     check_loss(settings.loss)

@@ -169,19 +169,22 @@ def test_a_reply_behind_the_longest_part_is_learnt_from_in_its_own_part(
     torch.testing.assert_close(down.detach(), want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("most", [1, 8, 10_000])
+@pytest.mark.parametrize(("most", "every"), [(1, 1), (8, 1), (10_000, 1), (1, 3)])
 def test_a_round_reads_as_many_tokens_as_the_features_need(
-    made: tuple[Drafter, InMemory, Tensor, Tensor], monkeypatch: pytest.MonkeyPatch, most: int
+    made: tuple[Drafter, InMemory, Tensor, Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    every: int,
 ) -> None:
-    """What is cut off a long document does not count as read."""
+    """What is cut off a long document, or was not kept, does not count as read."""
     drafter, documents, embed_VD, norm_weight_D = made
     read: list[int] = []
     real = documents.read
     monkeypatch.setattr(documents, "read", lambda index: read.append(index) or real(index))
     monkeypatch.setattr(feedback, "_LONGEST_TOKENS", 8)
     monkeypatch.setattr(feedback, "_TOKENS_A_FEATURE", most)
-    refine(drafter, documents, embed_VD, norm_weight_D, rounds(2))
-    wanted = min(most * drafter.config.intermediate_size, 8 * len(documents.lengths))
+    refine(drafter, documents, embed_VD, norm_weight_D, rounds(2), final_every=every)
+    wanted = min(every * most * drafter.config.intermediate_size, 8 * len(documents.lengths))
     assert 2 * wanted <= 8 * len(read) <= 4 * wanted
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from eyas.desk.params import read_params
+from eyas.drafter import induction
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.induction import look_back
 from eyas.drafter.inference import DraftRunner
@@ -145,6 +146,30 @@ def test_rows_whose_state_was_not_kept_and_documents_of_two_tokens_are_left_out(
     made.documents = InMemory(part)
     assert all(torch.isfinite(p).all() for p in made.drafter.parameters())
     assert made.foretold() > 0.5
+
+
+def test_a_reply_behind_the_longest_part_is_learnt_from_in_its_own_part(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a store holds them that keeps final states of replies alone."""
+    own = made.documents.documents
+    made.documents = InMemory([prompted(document) for document in own])
+    monkeypatch.setattr(induction, "_LONGEST_TOKENS", 3 * HALF)
+    made.look_back()
+    made.documents = InMemory(own)
+    assert made.foretold() > 0.5
+
+
+def prompted(document: Document) -> Document:
+    """Say a document twice more before it, as a prompt."""
+    size = 2 * len(document.input_ids_T)
+    lost_TD = torch.full((size, document.final_TD.shape[1]), torch.nan)
+    return Document(
+        input_ids_T=document.input_ids_T.repeat(3),
+        reply_T=number_replies(size * 3 // 2, [(size, size * 3 // 2)], truncated=False),
+        aux_TLD=document.aux_TLD.repeat(3, 1, 1),
+        final_TD=torch.cat([lost_TD, document.final_TD]),
+    )
 
 
 def test_not_asked_for_nothing_changes(made: Made) -> None:

@@ -140,6 +140,7 @@ def test_a_number_overrides_the_targets_and_a_plain_query_is_known() -> None:
         ({}, {"mla": Mla(qk_rope_head_dim=63)}, "expected an even size, got 63"),
         ({}, {"num_key_value_heads": 8}, "expected null for eagle3_mla .* got 8"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, "RoPE is 'linear', not yarn"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, {}, "expected 'original_max_position"),
     ],
 )
 def test_impossible_sizes_are_refused(target: dict, changes: dict, message: str) -> None:

@@ -5,7 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eyas.drafter.packing import Packer, aux_scale, number_replies, plan_epoch, predictions
+from eyas.drafter.packing import (
+    Packer,
+    aux_scale,
+    number_replies,
+    part_with_reply,
+    plan_epoch,
+    predictions,
+)
 from eyas.drafter.unroll import rows_at
 from eyas.errors import EyasError
 
@@ -119,3 +126,10 @@ def test_states_that_are_not_finite_are_refused(tiny) -> None:
     tiny.documents.documents[0].aux_TLD[3] = torch.inf
     with pytest.raises(EyasError, match="finite aux states"):
         aux_scale(tiny.documents)
+
+
+@pytest.mark.parametrize(("most", "part"), [(8, slice(0, 8)), (4, slice(4, 8)), (7, slice(0, 7))])
+def test_the_part_that_is_read_holds_a_prediction(most: int, part: slice) -> None:
+    reply_T = number_replies(10, [(6, 10)], truncated=False)
+    assert int(predictions(reply_T)[0]) == 6
+    assert part_with_reply(reply_T, most) == part

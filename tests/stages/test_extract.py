@@ -243,6 +243,9 @@ def test_a_terminal_gets_a_bar(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     extract.work(params())
     assert "extract" in capsys.readouterr().err
+    with token_bar.token_bar("train", 10, "captures window 1 of 2") as advance:
+        advance(10)
+    assert not capsys.readouterr().err, "the bar of training is there"
 
 
 @pytest.mark.parametrize(

@@ -273,6 +273,20 @@ def test_a_server_without_lm_head_tells_its_client(
         extract.work(params(url, **CHOICES["teacher"]))
 
 
+def test_room_for_lm_head_is_asked_and_a_server_holds_one_store_s_alone(
+    home: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract.work(params(url, **CHOICES["teacher"]))
+    [head] = home.glob("var/states/*/lm_head.safetensors")
+    handover.read_head(head.rename(home / "other.safetensors"))
+    assert handover.read_head.cache_info().currsize == 1
+    asked: list[int] = []
+    monkeypatch.setattr(capture_sglang, "check_space", lambda folder, size: asked.append(size))
+    next(home.glob("var/states/*/shard-00001.json")).unlink()
+    extract.work(params(url, **CHOICES["teacher"]))
+    assert asked == [97 * 48 * 4]
+
+
 def test_a_request_that_gets_no_answer_is_sent_again_with_its_shard(
     home: Path, stand_in: StandIn, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -147,6 +147,14 @@ def test_latent_attention_learns_and_its_export_drafts(
     assert all(served["t2d"][token] for token in drafts)
 
 
+def test_a_plain_query_is_trained_and_told_that_no_server_loads_it(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    train.work(params(drafter={"family": "eagle3_mla", "mla": sizes}, epochs=1))
+    assert "drafter.mla.q_lora_rank: null: no server loads such a drafter" in caplog.text
+
+
 @pytest.mark.parametrize("start", ["random", "ridge"])
 def test_final_states_of_supervised_rows_are_all_that_the_loss_reads(
     home: Path, start: str
@@ -262,8 +270,13 @@ def test_other_settings_do_not_go_on_from_the_checkpoint(
     assert "going on from" not in caplog.text
 
 
-def test_a_random_start_is_trained_too(home: Path) -> None:
+def test_a_random_start_is_trained_too_and_tells_what_it_does_not_read(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert train.work(params(start="random", epochs=1)).metrics["steps"] > 0
+    assert not caplog.text
+    train.work(params(start="random", epochs=1, induction=True))
+    assert "train.start=random: train.induction and train.feedback_rounds do nothing" in caplog.text
 
 
 def test_a_truncated_answer_carries_no_loss_on_its_last_two_tokens(home: Path) -> None:
@@ -281,9 +294,19 @@ def test_a_truncated_answer_carries_no_loss_on_its_last_two_tokens(home: Path) -
             "drafter.family: expected eagle3 | eagle3_mla, got 'medusa'",
         ),
         ({"drafter": {"draft_vocab_size": 2}}, "to 97 (the target's vocabulary), got 2"),
+        ({"loss": "kll"}, "train.loss: expected one of kl, "),
+        ({"dtype": "float16"}, "train.dtype: expected one of float32, "),
+        ({"soup": 3}, "train.soup: expected a divisor of train.epochs (2), got 3"),
+        (
+            {"drafter": {"family": "eagle3_mla"}, "induction": True},
+            "train.induction: expected a drafter of family eagle3, got eagle3_mla",
+        ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(home: Path, change: dict, message: str) -> None:
+def test_settings_that_cannot_be_are_refused_before_the_start_is_made(
+    home: Path, monkeypatch: pytest.MonkeyPatch, change: dict, message: str
+) -> None:
+    monkeypatch.delattr(train, "keep_start")
     with pytest.raises(EyasError) as caught:
         train.work(params(**change))
     assert message in str(caught.value)

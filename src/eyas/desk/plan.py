@@ -84,7 +84,7 @@ def make_plan(params: Params) -> ProjectPlan:
     tokens = _sum([f.tokens for f in foretold])
     replies = sum(f.completion_tokens[1] for f in foretold)
     window_gb, train = params.section("extract", Extract).window_gb, params.section("train", Train)
-    passes = train.epochs + (1 + train.feedback_rounds if train.start == "ridge" else 0)
+    of_start = 1 + 2 * train.induction + train.feedback_rounds if train.start == "ridge" else 0
     return ProjectPlan(
         sets=sets,
         usd=_sum([f.usd for f in foretold]),
@@ -95,7 +95,7 @@ def make_plan(params: Params) -> ProjectPlan:
         state_bytes_per_token=_state_bytes(params, replies / max(tokens[1], 1)),
         extract_tokens_per_s=read_json(EXTRACT)["tokens_per_s"] if EXTRACT.is_file() else None,
         window_gb=window_gb,
-        captures=passes if window_gb else 1,
+        captures=train.epochs + of_start if window_gb else 1,
     )
 
 

@@ -18,10 +18,12 @@ def token_bar(
 ) -> Generator[Callable[[int], None], None, None]:
     """Show tokens done, rate and time left: a bar on a terminal, else a line now and then.
 
-    `doing` says what a stage that does more is at.
+    `doing` says what a stage that does more is at. `train` has a bar of its own: a terminal shows
+    one at a time.
     """
     status, started, done = Status(stage), time.monotonic(), 0
-    with (_bar if sys.stderr.isatty() else _lines)(f"{stage} {doing}".strip(), total) as show:
+    shown = _bar if sys.stderr.isatty() and stage != "train" else _lines
+    with shown(f"{stage} {doing}".strip(), total) as show:
 
         def advance(tokens: int) -> None:
             nonlocal done

@@ -138,6 +138,12 @@ def _mla_shape(drafter: Drafter, target: Mapping[str, Any]) -> MlaShape:
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind not in ("default", "yarn"):
         raise EyasError(f"drafter.family=eagle3_mla: the target's RoPE is '{kind}', not yarn")
+    lacking = [n for n in ("factor", "original_max_position_embeddings") if not rope.get(n)]
+    if kind == "yarn" and lacking:
+        raise EyasError(
+            f"drafter.family=eagle3_mla: expected '{lacking[0]}' in the target's YaRN, got {rope}",
+            hint="complete models/target/config.json, or set drafter.family=eagle3",
+        )
     known = {field.name for field in dataclasses.fields(Yarn)}
     yarn = Yarn(**{k: v for k, v in rope.items() if k in known}) if kind == "yarn" else None
     return MlaShape(**sizes, yarn=yarn)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter
-from eyas.drafter.packing import Document, Documents, predictions
+from eyas.drafter.packing import Document, Documents, part_with_reply, predictions
 from eyas.drafter.ridge import NormalEquations
 from eyas.settings import Train
 
@@ -29,15 +29,20 @@ def refine(
     embed_VD: Tensor,
     norm_weight_D: Tensor,
     settings: Train,
+    *,
+    final_every: int = 1,
 ) -> None:
     """Solve down_proj so that every step's output is nearest to the target's state.
+
+    Of the predictions the store kept one in `final_every`.
 
     Raises: EyasError if no document has a prediction.
     """
     down = drafter.midlayer.mlp.down_proj.weight
     lengths = [min(length, _LONGEST_TOKENS) for length in documents.lengths]
     weights = [settings.ttt_decay**step for step in range(settings.ttt_steps)]
-    stride = max(sum(lengths) // (_TOKENS_A_FEATURE * down.shape[1]), 1)
+    wanted = _TOKENS_A_FEATURE * down.shape[1] * final_every
+    stride = max(sum(lengths) // wanted, 1)
     for number in range(settings.feedback_rounds):
         runner = DraftRunner(drafter.state_dict(), drafter.config, embed_VD)
         equations = NormalEquations(down.shape[1], down.shape[0])
@@ -54,14 +59,10 @@ def _rows_of(
     """Give for each step the features, and the target's state less the state after attention.
 
     A prediction p is foreseen by row p-1-k; row 0 stands on the attention sink and is left out.
-    Where the first prediction lies behind the first `_LONGEST_TOKENS`, those around it are taken.
     """
-    found = predictions(document.reply_T)
-    late = len(found) and int(found[0]) >= _LONGEST_TOKENS
-    begin = int(found[0]) - _LONGEST_TOKENS // 2 if late else 0
-    part = slice(begin, begin + _LONGEST_TOKENS)
+    found, part = predictions(document.reply_T), part_with_reply(document.reply_T, _LONGEST_TOKENS)
     ids, aux_TLD = document.input_ids_T[part].tolist(), document.aux_TLD[part]
-    found = found[found < part.stop] - begin
+    found = found[found < part.stop] - part.start
     found = found[~document.final_TD[part][found].isnan().all(-1)]  # rows that the store kept
     steps = min(len(step_weights), len(ids) - 1)
     for step, (state_TD, inner_TI) in enumerate(runner.foresee(ids, aux_TLD, steps)):

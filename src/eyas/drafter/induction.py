@@ -15,7 +15,7 @@ from torch import Tensor
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.layers import rms_norm
 from eyas.drafter.model import Drafter
-from eyas.drafter.packing import Documents
+from eyas.drafter.packing import Documents, part_with_reply
 from eyas.drafter.ridge import SELF_SCORE, NormalEquations
 from eyas.errors import EyasError
 from eyas.settings import Train
@@ -36,21 +36,19 @@ def look_back(
 ) -> None:
     """Make the heads of a ridge start, and solve o_proj on what they read; nothing if not asked.
 
-    Raises: EyasError for a family whose heads are not Llama's.
+    Raises: EyasError for a family whose heads are not Llama's, or if no document has a row to solve
+        it on.
     """
     if not settings.induction:
         return
-    if drafter.config.family != "eagle3":
-        raise EyasError(
-            f"train.induction: expected a drafter of family eagle3, got {drafter.config.family}",
-            hint="train.induction=false",
-        )
+    check_induction(drafter.config.family)
     _write_heads(drafter, *_directions(drafter, documents, embed_VD), settings.seed)
     runner = DraftRunner(drafter.state_dict(), drafter.config, embed_VD)
     out_DJ = drafter.midlayer.self_attn.weight("o_proj")
     equations = NormalEquations(out_DJ.shape[1], out_DJ.shape[0])
     for index in range(len(documents.lengths)):
-        document, part = documents.read(index), slice(_LONGEST_TOKENS)
+        document = documents.read(index)
+        part = part_with_reply(document.reply_T, _LONGEST_TOKENS)
         ids = document.input_ids_T[part].tolist()
         if len(ids) < _LEAST_TOKENS:
             continue
@@ -60,6 +58,18 @@ def look_back(
         missing_TD = state_TD - hidden_TD[1:]  # row 0 is the attention sink's
         equations.accumulate(heads_TJ[1:][kept_T], missing_TD[kept_T])
     out_DJ.copy_(equations.solve(settings.ridge_strength))
+
+
+def check_induction(family: str) -> None:
+    """Refuse a family whose heads are not Llama's.
+
+    Raises: EyasError.
+    """
+    if family != "eagle3":
+        raise EyasError(
+            f"train.induction: expected a drafter of family eagle3, got {family}",
+            hint="train.induction=false",
+        )
 
 
 def _directions(

@@ -92,6 +92,17 @@ def predictions(reply_T: Tensor) -> Tensor:
     return same_T.nonzero().flatten() + 1
 
 
+def part_with_reply(reply_T: Tensor, most_tokens: int) -> slice:
+    """Return the first `most_tokens` of a document, or those around a first prediction behind them.
+
+    Of 10 tokens with predictions from 6 on: at most 8 are 0 to 7, at most 4 are 4 to 7.
+    """
+    found = predictions(reply_T)
+    late = len(found) and int(found[0]) >= most_tokens
+    begin = int(found[0]) - most_tokens // 2 if late else 0
+    return slice(begin, begin + most_tokens)
+
+
 def plan_epoch(
     lengths: Sequence[int], tokens_per_step: int, seed: int, windows: Sequence[int] = ()
 ) -> list[list[int]]:

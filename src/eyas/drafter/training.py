@@ -13,6 +13,7 @@ Legend: V target vocabulary, N draft vocabulary, D hidden size, L aux layers.
 """
 
 import dataclasses
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
+from eyas.drafter.families import FAMILIES
+from eyas.drafter.induction import check_induction
 from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
@@ -34,6 +37,7 @@ from eyas.errors import EyasError
 from eyas.settings import Train
 
 _DTYPES = ("float32", "bfloat16", "float64")  # the last for exact comparisons
+log = logging.getLogger("eyas")
 Row = dict[str, Any]  # of the curve: split, step, epoch and figures
 
 
@@ -252,6 +256,24 @@ def train(
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
     run.scale_fc(1.0 / run.corpus.aux_scale_LD)
     return curve
+
+
+def check_settings(settings: Train, family: str) -> None:
+    """Refuse, before any work, what only a later part would stumble over; say what is not read.
+
+    Raises: EyasError.
+    """
+    if family not in FAMILIES:
+        raise EyasError(f"drafter.family: expected {' | '.join(FAMILIES)}, got '{family}'")
+    if settings.start not in ("ridge", "random"):
+        raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
+    check_loss(settings.loss)
+    dtype_of(settings)
+    parts_of([*range(1, settings.epochs + 1)], settings)
+    if settings.start == "ridge" and settings.induction:
+        check_induction(family)
+    elif settings.start == "random" and (settings.induction or settings.feedback_rounds):
+        log.warning("train.start=random: train.induction and train.feedback_rounds do nothing")
 
 
 def dtype_of(settings: Train) -> torch.dtype:

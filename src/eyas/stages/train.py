@@ -28,14 +28,13 @@ from eyas.desk.workers import end_with_parent
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import digest_of, keep_start, save_drafter
 from eyas.drafter.config import DrafterConfig, make_config, save_config
-from eyas.drafter.families import FAMILIES
 from eyas.drafter.feedback import refine
 from eyas.drafter.induction import look_back
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting, summarise
 from eyas.drafter.ridge import ridge_start, sum_equations
-from eyas.drafter.training import Corpus, Row, Saving, dtype_of, train
+from eyas.drafter.training import Corpus, Row, Saving, check_settings, dtype_of, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_jsonl
@@ -145,6 +144,7 @@ def work(params: Params) -> Report:
 
 def train_together(params: Params, inputs: Inputs) -> Report:
     """Do a rank's work; only the leading one writes."""
+    check_settings(inputs.settings, inputs.shape.family)
     runtime = params.knob("runtime", Runtime)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
@@ -244,19 +244,19 @@ def check_target(store: Store) -> None:
 def build_config(inputs: Inputs) -> DrafterConfig:
     """Return the drafter's shape.
 
-    Raises: EyasError if drafter.family is unknown or the shape is impossible.
+    Raises: EyasError if the shape is impossible.
     """
     meta = inputs.store.meta
-    if inputs.shape.family not in FAMILIES:
-        known = " | ".join(FAMILIES)
-        raise EyasError(f"drafter.family: expected {known}, got '{inputs.shape.family}'")
-    return make_config(
+    config = make_config(
         inputs.shape,
         inputs.head.config,
         aux_layers=meta.layers,
         target_name=meta.target_name,
         target_revision=meta.target_revision,
     )
+    if config.mla and config.mla.q_lora_rank is None:
+        log.warning("drafter.mla.q_lora_rank: null: no server loads such a drafter, nor exports it")
+    return config
 
 
 def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
@@ -265,10 +265,8 @@ def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
     if settings.start == "random":
         random_start(drafter, seed)
         return
-    if settings.start != "ridge":
-        raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
-    states = (inputs.train, head.embed_VD, head.norm_weight_D, head.norm_eps)
-    equations = sum_equations(*states, windows=inputs.train.windows, path=sums)
+    states = inputs.train, head.embed_VD, head.norm_weight_D
+    equations = sum_equations(*states, head.norm_eps, windows=inputs.train.windows, path=sums)
     wanted = _ROWS_A_FEATURE * len(equations.gram_FF)
     if inputs.store.meta.final_every > 1 and equations.rows < wanted:
         words = "train.start=ridge: expected %d final states for a good start, got %d"
@@ -282,8 +280,8 @@ def build_start(drafter: Drafter, inputs: Inputs, sums: Path) -> None:
         head_ND=head.lm_head_VD[drafter.t2d],
         seed=seed,
     )
-    look_back(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
-    refine(drafter, inputs.train, head.embed_VD, head.norm_weight_D, settings)
+    look_back(drafter, *states, settings)
+    refine(drafter, *states, settings, final_every=inputs.store.meta.final_every)
 
 
 def build_corpus(drafter: Drafter, inputs: Inputs, aux_scale_LD: Tensor) -> Corpus:

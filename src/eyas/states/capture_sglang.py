@@ -30,7 +30,7 @@ from eyas.states.capture_hf import batches
 from eyas.states.handover import HEAD, PLAN, fault_path, plan_of, request_id, write_plan
 from eyas.states.job import Job
 from eyas.states.sglang_plugin import VERSIONS
-from eyas.states.shards import is_there
+from eyas.states.shards import check_space, is_there
 from eyas.states.target import load_head
 
 # How a model class of SGLang reads explicit layer ids (set_eagle3_layers_to_capture), by the
@@ -101,6 +101,7 @@ class SGLang:
     def _write_head(self, path: Path) -> None:
         """Put lm_head where the servers find it."""
         head = load_head(self._target, dtype=getattr(torch, self._job.dtype))
+        check_space(path.parent, head.lm_head_VD.nbytes)
         with replacing(path) as temporary:
             save_file({"lm_head": head.lm_head_VD}, temporary)
 

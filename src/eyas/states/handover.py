@@ -116,7 +116,7 @@ def read_plan(shard: Path) -> ShardPlan:
         ) from None
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)  # another store's frees this one's memory
 def read_head(path: Path) -> torch.Tensor:
     """Read lm_head, onto the GPU where there is one."""
     return load_file(path, device="cuda" if torch.cuda.is_available() else "cpu")["lm_head"]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from eyas.desk.params import read_params
 from eyas.drafter import feedback
-from eyas.drafter.config import DrafterConfig
+from eyas.drafter.config import DrafterConfig, MlaShape
 from eyas.drafter.feedback import refine
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.model import Drafter, random_start
@@ -40,9 +40,26 @@ class InMemory:
         return self.documents[index]
 
 
-@pytest.fixture
-def made(config: DrafterConfig) -> tuple[Drafter, InMemory, Tensor, Tensor]:
+LATENT = MlaShape(
+    q_lora_rank=10,
+    kv_lora_rank=12,
+    qk_nope_head_dim=6,
+    qk_rope_head_dim=4,
+    v_head_dim=7,
+    yarn=None,
+)
+
+
+@pytest.fixture(params=["eagle3", "eagle3_mla"])
+def made(
+    config: DrafterConfig, request: pytest.FixtureRequest
+) -> tuple[Drafter, InMemory, Tensor, Tensor]:
     """A drafter, documents whose final states depend on what a drafter sees, and the target's."""
+    if request.param == "eagle3_mla":
+        keys = config.num_attention_heads
+        config = dataclasses.replace(
+            config, family=request.param, mla=LATENT, head_dim=10, num_key_value_heads=keys
+        )
     g = torch.Generator().manual_seed(5)
     t2d_V = torch.zeros(config.vocab_size, dtype=torch.bool)
     t2d_V[: config.draft_vocab_size] = True

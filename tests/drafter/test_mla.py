@@ -21,6 +21,7 @@ from eyas.drafter.inference import DraftRunner
 from eyas.drafter.layers import rms_norm
 from eyas.drafter.model import Drafter
 from eyas.drafter.ridge import NormalEquations, ridge_start
+from eyas.drafter.trees import chain
 from eyas.drafter.unroll import build_layout
 from eyas.errors import EyasError
 from eyas.files import read_json
@@ -230,6 +231,20 @@ def test_training_and_decoding_run_the_same_network(
     row = int((layout.active_A == len(path) - 2).nonzero())
     best = [int(runner._best_each(out[row : row + 1])) for out in outputs]
     assert best == whole_TJ[-1].tolist()
+
+
+def test_a_tree_of_one_branch_is_the_chain_and_the_best_of_more_begin_it(
+    llama: Any, latent_config: DrafterConfig, latent_drafter: dict[str, Tensor]
+) -> None:
+    embed_VD = llama.get_input_embeddings().weight.detach()
+    runner = DraftRunner(latent_drafter, latent_config, embed_VD)
+    given = [5, 7, 11, 5, 7, 3], torch.randn(6, 3, 48, generator=torch.Generator().manual_seed(0))
+    drafts = runner.fresh().propose(*given, 4)
+    assert runner.fresh().propose_tree(*given, 4, 1, 4) == chain(drafts)
+    tree = runner.fresh().propose_tree(*given, 4, 3, 39)
+    at = -1
+    for token in drafts:
+        [at] = [n for n, up in enumerate(tree.parents) if up == at and tree.ids[n] == token]
 
 
 def test_an_export_is_what_sglangs_class_reads_and_comes_back(

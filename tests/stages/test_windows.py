@@ -160,6 +160,17 @@ def test_a_bounded_disk_gives_the_bits_of_the_stored_run(
     assert verify(extract.MANIFEST, STATES) == []
 
 
+def test_heads_that_look_back_and_a_second_regression_see_every_window(peak: list[int]) -> None:
+    more = {"induction": True, "feedback_rounds": 1}
+    run(keep=True, **more)
+    made = outs()
+    start_over()
+    metrics = run(**more)
+    assert outs() == made
+    # of the start's passes, two for the heads, and both epochs; a pass may begin where one ended
+    assert metrics["captured_tokens"] > 4 * metrics["tokens"]
+
+
 @pytest.mark.parametrize("start", ["ridge", "random"])
 def test_one_window_is_the_stored_run(peak: list[int], start: str) -> None:
     run(extract={"window_gb": None}, start=start)

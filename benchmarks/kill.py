@@ -23,7 +23,7 @@ PORT = 8899
 SIGNS = {
     "generate@chat": "var/journal/chat/responses.jsonl",
     "extract": "var/states/*/*.safetensors",
-    "train": "var/checkpoints/*/*",
+    "train": "var/checkpoints/*/checkpoint.safetensors",
 }
 
 

@@ -78,7 +78,7 @@ def cached(repository: Path, out: str) -> str:
         (
             "train",
             "var/checkpoints",
-            "compgen -G 'var/checkpoints/*/*.safetensors'",
+            "compgen -G 'var/checkpoints/*/checkpoint.safetensors'",
             "going on from",
         ),
     ],

@@ -274,7 +274,7 @@ def test_a_random_start_is_trained_too_and_tells_what_it_does_not_read(
     home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert train.work(params(start="random", epochs=1)).metrics["steps"] > 0
-    assert not caplog.text
+    assert "train.start=random" not in caplog.text
     train.work(params(start="random", epochs=1, induction=True))
     assert "train.start=random: train.induction and train.feedback_rounds do nothing" in caplog.text
 

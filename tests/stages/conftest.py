@@ -1,7 +1,8 @@
-"""A folder in which a drafter of the random target stands, ready to be exported."""
+"""Folders in which the random target stands, alone or with a drafter, ready to be exported."""
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,24 @@ import pytest
 DATASETS = ("chat", "code")
 ANSWER = {"provider": "local", "model": "random", "sampling": {"temperature": 0.7}}
 ANSWER |= {"prompt_tokens": 4, "completion_tokens": 6, "cost_usd": 0.25}
+
+
+@pytest.fixture
+def random_target(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand where models/target is the random target, which train takes to have a codec."""
+    from eyas.files import write_json
+    from eyas.stages import train
+
+    monkeypatch.chdir(tmp_path)
+    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,), markup_ids=frozenset())
+    monkeypatch.setattr(train, "load_codec", lambda name, folder: codec)
+    target = tmp_path / "models/target"
+    target.mkdir(parents=True)
+    for path in llama_folder.iterdir():
+        (target / path.name).symlink_to(path)
+    about = {"name": "random", "codec": "chatml", "revision": "r0", "source": {}}
+    write_json(target / "eyas_target.json", about)
+    return tmp_path
 
 
 @pytest.fixture

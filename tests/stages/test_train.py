@@ -70,21 +70,12 @@ def write_mixture(samples: list[Sample]) -> None:
 
 
 @pytest.fixture
-def home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(random_target: Path) -> Path:
     """Stand in a folder with a random target, a mixture of 6 + 2 samples and their states."""
-    monkeypatch.chdir(tmp_path)
-    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,), markup_ids=frozenset())
-    monkeypatch.setattr(train, "load_codec", lambda name, folder: codec)
-    target = tmp_path / "models/target"
-    target.mkdir(parents=True)
-    for path in llama_folder.iterdir():
-        (target / path.name).symlink_to(path)
-    about = {"name": "random", "codec": "chatml", "revision": "r0", "source": {}}
-    write_json(target / "eyas_target.json", about)
     flags = {2: {"flags": ("truncated",)}, 3: {"spans": ()}}
     write_mixture([sample(n, **flags.get(n, {})) for n in range(NUM_TRAIN + 2)])
     store_states()
-    return tmp_path
+    return random_target
 
 
 def store_states(**changes: Any) -> None:

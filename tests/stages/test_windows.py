@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,19 +76,10 @@ def write_mixture(samples: list[Sample]) -> None:
 
 
 @pytest.fixture
-def home(llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(random_target: Path) -> Path:
     """Stand in a folder with a random target and a mixture of six shards and validation."""
-    monkeypatch.chdir(tmp_path)
-    codec = SimpleNamespace(special_ids=frozenset({96}), stop_ids=(95,), markup_ids=frozenset())
-    monkeypatch.setattr(train, "load_codec", lambda name, folder: codec)
-    target = tmp_path / "models/target"
-    target.mkdir(parents=True)
-    for path in llama_folder.iterdir():
-        (target / path.name).symlink_to(path)
-    about = {"name": "random", "codec": "chatml", "revision": "r0", "source": {}}
-    write_json(target / "eyas_target.json", about)
     write_mixture([sample(n) for n in range(NUM_TRAIN + NUM_VAL)])
-    return tmp_path
+    return random_target
 
 
 def job_of(params: Params) -> Job:

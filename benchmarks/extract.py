@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import sglang_server
 import torch
+from workspace import sample_of
 
 from eyas.desk.params import Params, read_params
 from eyas.errors import EyasError
@@ -94,17 +95,7 @@ def project_samples(target: Path, tokens: int) -> list[Sample]:
         for _ in range(1 + len(samples) % 5):
             ids += rows.pop()
         ids = ids[:LONGEST]
-        sample = Sample(
-            id=f"{len(samples):032x}",
-            dataset="project",
-            input_ids=tuple(ids),
-            spans=((len(ids) // 3, len(ids)),),
-            temperature=0.7,
-            provider="local",
-            flags=(),
-            completion_tokens_billed=None,
-        )
-        samples.append(sample)
+        samples.append(sample_of(len(samples), ids))
         taken += len(ids)
     return samples
 

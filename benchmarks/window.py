@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 import psutil
+from workspace import sample_of
 
 from eyas.desk.params import compose
 from eyas.files import read_json, sha256_of
@@ -89,17 +90,7 @@ def prepare(folder: Path, steps: int, tokens: int, settings: list[str]) -> None:
     samples: list[Sample] = []
     while sum(len(s.input_ids) for s in samples) < tokens:
         ids = rows[len(samples) % len(rows)][:SHARD_TOKENS]
-        sample = Sample(
-            id=f"{len(samples):032x}",
-            dataset="project",
-            input_ids=tuple(ids),
-            spans=((len(ids) // 3, len(ids)),),
-            temperature=0.7,
-            provider="local",
-            flags=(),
-            completion_tokens_billed=None,
-        )
-        samples.append(sample)
+        samples.append(sample_of(len(samples), ids))
     write_samples(folder / "data/mixture/train.parquet", samples[8:])
     write_samples(folder / "data/mixture/val.parquet", samples[:8])
 

@@ -10,11 +10,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from eyas.records import Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = re.compile(r"Running stage '([^']+)'")
@@ -124,3 +126,17 @@ def served(folder: Path, arguments: list[str], url: str, log: Path) -> Generator
         finally:
             process.terminate()
             process.wait(10)
+
+
+def sample_of(number: int, ids: Sequence[int]) -> Sample:
+    """Return ids as a sample of the project's own texts, whose last two thirds are the reply."""
+    return Sample(
+        id=f"{number:032x}",
+        dataset="project",
+        input_ids=tuple(ids),
+        spans=((len(ids) // 3, len(ids)),),
+        temperature=0.7,
+        provider="local",
+        flags=(),
+        completion_tokens_billed=None,
+    )

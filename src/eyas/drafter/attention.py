@@ -92,7 +92,7 @@ def attend(
         _join(top_AGR[block.rows].unsqueeze(-1), top_GX1)
         _join(total_AGR[block.rows].unsqueeze(-1), scores_GXS.sum(-1, keepdim=True, dtype=wide))
         value_GSK = first.value[:, block.keys]
-        _join(out_AGRK[block.rows], torch.bmm(scores_GXS, value_GSK))
+        _join(out_AGRK[block.rows], _product(scores_GXS, value_GSK))
     dense_AGR = total_AGR.log() + top_AGR
     own_OAGR = total_AGR.new_empty(len(own), *dense_AGR.shape)
     for index, step in enumerate(own):
@@ -134,10 +134,10 @@ def attend_backward(
         share_GXS.sub_(_split(kept.top_AGR[block.rows].unsqueeze(-1))).exp_()
         grad_GXK = _split(scaled_AGRK[block.rows])
         value_GSK = first.value[:, block.keys]
-        slope_GXS = torch.bmm(grad_GXK, value_GSK.transpose(1, 2))
+        slope_GXS = _product(grad_GXK, value_GSK.transpose(1, 2))
         _add_product(sums.first_value_GKT[..., block.keys], grad_GXK, share_GXS)
         slope_GXS.sub_(_split(scaled_inner_AGR[block.rows].unsqueeze(-1))).mul_(share_GXS)
-        _join(query_grad_AGRK[block.rows], torch.bmm(slope_GXS, first.key[:, block.keys]))
+        _join(query_grad_AGRK[block.rows], _product(slope_GXS, first.key[:, block.keys]))
         query_GXK = _split(query_AGRK[block.rows])
         _add_product(sums.first_key_GKT[..., block.keys], query_GXK, slope_GXS)
     for index, step in enumerate(own):
@@ -165,10 +165,21 @@ def _scores(
     for block, (Q, S) in zip(blocks, sizes, strict=True):
         scores_GXS = room[: G * R * Q * S].view(G, R * Q, S)
         key_GKS = key_GTK[:, block.keys].transpose(1, 2)
-        torch.bmm(_split(query_AGRK[block.rows]), key_GKS, out=scores_GXS)
+        _product(_split(query_AGRK[block.rows]), key_GKS, scores_GXS)
         recent_GRQW = scores_GXS.view(G, R, Q, S)[..., S - block.bias_QW.shape[1] :]
         recent_GRQW.add_(block.bias_QW.to(scores_GXS.dtype))
         yield block, scores_GXS
+
+
+def _product(left_GMN: Tensor, right_GNP: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return left @ right; a CPU's bfloat16 a head at a time, as the batched one copies slices."""
+    if left_GMN.dtype != torch.bfloat16 or left_GMN.device.type != "cpu":
+        return torch.bmm(left_GMN, right_GNP, out=out)
+    if out is None:
+        out = left_GMN.new_empty(*left_GMN.shape[:2], right_GNP.shape[2])
+    for left_MN, right_NP, out_MP in zip(left_GMN, right_GNP, out, strict=True):
+        torch.mm(left_MN, right_NP, out=out_MP)
+    return out
 
 
 def _split(rows_QGRK: Tensor) -> Tensor:

@@ -103,16 +103,19 @@ def _rows(
 ) -> list[Tensor]:
     """Return loss, cross-entropy, overlap and hit of each row; write the slopes."""
     size = max(64, _CHUNK_ELEMENTS // len(head_ND))
+    room = labels.teacher_CN.new_empty(3, min(size, len(normed_CD)), len(head_ND))
     parts, low = [], 0
     for normed_cD in normed_CD.split(size):
         at = slice(low, low + len(normed_cD))
         low = at.stop
         teacher = labels.teacher_CN[at]
-        logits = (normed_cD @ head_ND.T).to(teacher.dtype)
+        logits, share, spare = room[:, : len(teacher)]
+        logits.copy_(normed_cD @ head_ND.T)
         top_c = logits.amax(-1)
-        share = logits.softmax(-1)
-        entropy_c = top_c - share.amax(-1).log_() - torch.linalg.vecdot(teacher, logits)
-        overlap_c = torch.minimum(share, teacher).sum(-1)
+        torch.softmax(logits, -1, out=share)
+        meet_c = torch.mul(teacher, logits, out=spare).sum(-1)
+        entropy_c = top_c - share.amax(-1).log_() - meet_c
+        overlap_c = torch.minimum(share, teacher, out=spare).sum(-1)
         trained_c, kl_c, tv_c = _blend(loss, entropy_c, overlap_c)
         hit_c = _hits(logits, top_c, labels.favourite_C[at])
         parts.append((trained_c, entropy_c, overlap_c, hit_c))

@@ -31,6 +31,7 @@ from eyas.drafter import checkpoint, feedback, induction, ridge
 from eyas.drafter.export import read_tensors
 from eyas.drafter.inference import DraftRunner
 from eyas.drafter.lookup import Lookup
+from eyas.drafter.schedule import with_dtype
 from eyas.files import read_json, sha256_of, write_json
 from eyas.records import canonical_json
 from eyas.settings import Train
@@ -76,13 +77,13 @@ RECIPES = {
     "loss_tv": Recipe(trainer="eyas", settings={"loss": "tv"}),
     "loss_nla": Recipe(trainer="eyas", settings={"loss": "nla"}),
     "loss_lk": Recipe(trainer="eyas", settings={"loss": "lk"}),
-    "bfloat16": Recipe(trainer="eyas", settings={"dtype": "bfloat16"}),
+    "bfloat16_3": Recipe(trainer="eyas", settings={"dtype": "bfloat16", "epochs": 3}),
     "induction_untrained": Recipe(trainer="none", settings={"induction": True}),
     "induction_epochs_4": Recipe(trainer="eyas", settings={"induction": True, "epochs": 4}),
     "induction_3": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3}),
     "induction_3_lk": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3, "loss": "lk"}),
-    "soup_4": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 4, "soup": 2}),
-    "soup_6": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 6, "soup": 2}),
+    "soup_2_of_2": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 2, "soup": 2}),
+    "soup_2_of_3": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3, "soup": 2}),
     "lr_4e-4": Recipe(trainer="eyas", settings={"lr": 4e-4}),
 }
 
@@ -118,7 +119,7 @@ def main() -> None:
 
 def run(data: Data, name: str, seed: int, place: Place) -> tuple[dict[str, Any], Gains]:
     """Make a drafter, or take the one that is kept; return its line and its gains by prompt."""
-    recipe, base = RECIPES[name], read_params().section("train", Train)
+    recipe, base = RECIPES[name], with_dtype(read_params().section("train", Train), cuda=False)
     base = dataclasses.replace(base, seed=seed)
     folder = KEPT / key_of(data, recipe, base, place)
     kept = folder / "result.json"
@@ -134,7 +135,10 @@ def run(data: Data, name: str, seed: int, place: Place) -> tuple[dict[str, Any],
 def key_of(data: Data, recipe: Recipe, base: Train, place: Place) -> str:
     """Return a name for all that a run's result depends on, our training's source included."""
     settings = dataclasses.asdict(base) | dict(recipe.settings)
-    about = dataclasses.asdict(recipe) | {"settings": settings}
+    about = dataclasses.asdict(recipe) | {
+        "settings": settings,
+        "by_rate": "epochs" not in recipe.settings,
+    }
     if recipe.trainer == "specforge" and settings["start"] == "random":
         about["settings"] = {name: settings[name] for name in _PEER_READS}
     judged_on = [[path.source, path.prompt_tokens, path.ids] for path in data.paths]

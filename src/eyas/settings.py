@@ -218,20 +218,21 @@ class Train:
     norm_scale: float  # final norm weight at the start: softer logits, same argmax
     lr: float  # of AdamW, at its highest
     tokens_per_step: int  # of whole samples packed into one step
-    epochs: int  # over the training split
+    epochs: int  # over the training split, of each run of a soup
     ttt_steps: int  # guesses in a row that are trained
     ttt_decay: float  # weight of each guess against the one before
     warmup_ratio: float  # share of the steps in which lr rises
     clip_norm: float  # of the gradient
     weight_decay: float  # of AdamW
-    dtype: str  # float32 | bfloat16: of the products; weights, their sums and the loss are float32
+    dtype: str  # of the products, sums are float32: auto (bfloat16 where fast) | float32 | bfloat16
     micro_tokens: int | None  # tokens of a forward and backward; null: all of a step at once
     recompute: bool  # make a step's activations again in the backward: less memory, same bits
     seed: int  # of the start, where random, and of the order
     feedback_rounds: int = 0  # ridge: how often the MLP is solved on the drafter's own states
     feedback_strength: float = 0.1  # of these regressions
     induction: bool = False  # ridge: heads that look for the last token's earlier occurrences
-    soup: int = 1  # runs of epochs / soup epochs from the same start, whose weights are averaged
+    soup: int = 1  # runs from the same start, in other orders, whose weights are averaged
+    patience: int | None = None  # epochs without gain on the validation split that end the run
     loss: str = "kl"  # kl | tv | nla | lk: what a prediction is trained on (docs/training_step.md)
 
 

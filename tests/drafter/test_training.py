@@ -10,7 +10,16 @@ from eyas.drafter import checkpoint
 from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Packer
-from eyas.drafter.training import Corpus, Progress, Row, Saving, parts_of, plan_run, rate_at, train
+from eyas.drafter.schedule import (
+    Row,
+    best_epoch,
+    check_length,
+    has_stalled,
+    plan_run,
+    rate_at,
+    with_dtype,
+)
+from eyas.drafter.training import Corpus, Progress, Run, Saving, train
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -60,7 +69,7 @@ def make_drafter(tiny) -> Drafter:
 
 @pytest.mark.parametrize("soup", [1, 3])
 def test_a_killed_and_resumed_run_ends_with_the_same_bits(tiny, tmp_path: Path, soup: int) -> None:
-    settings = dataclasses.replace(SETTINGS, epochs=3, soup=soup)
+    settings = dataclasses.replace(SETTINGS, epochs=3 // soup, soup=soup)
     whole = make_drafter(tiny)
     saving = Saving(path=tmp_path / "whole" / "c.safetensors", every_s=0.0)
     whole_curve = train(whole, make_corpus(tiny), settings, saving, on_step=no_word)
@@ -93,7 +102,7 @@ def test_a_soup_is_the_mean_of_runs_from_the_same_start(tiny, tmp_path: Path) ->
         drafter = make_drafter(tiny)
         return drafter, train(drafter, make_corpus(tiny), settings, saving, on_step=no_word)
 
-    soup, curve = trained(4, SETTINGS.seed, soup=2)
+    soup, curve = trained(2, SETTINGS.seed, soup=2)
     runs = [trained(2, SETTINGS.seed + past) for past in (0, 2)]
     for (name, got), *each in zip(
         soup.named_parameters(), *(run.parameters() for run, _ in runs), strict=True
@@ -108,12 +117,77 @@ def test_a_soup_is_the_mean_of_runs_from_the_same_start(tiny, tmp_path: Path) ->
     assert curve[-1]["loss_step1"] != second[-1]["loss_step1"]
 
 
-def test_a_soup_of_uneven_runs_is_refused() -> None:
-    settings = dataclasses.replace(SETTINGS, epochs=3, soup=2)
+def test_training_ends_where_it_gains_no_more_and_keeps_the_best_epoch(
+    tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = iter([1.0, 1.3, 1.2, 1.3, 1.1, 9.9])  # start, then each epoch; an equal is no gain
+    kept: dict[int, dict[str, torch.Tensor]] = {}
+
+    def validate(run: Run, step: int, epoch: int) -> list[Row]:
+        kept[epoch] = {k: v.detach().clone() for k, v in run.drafter.state_dict().items()}
+        length = next(lengths)
+        return [
+            {"split": "val", "step": step, "epoch": epoch, "simulated_acceptance_length": length}
+        ]
+
+    monkeypatch.setattr(Run, "validate", validate)
+    settings = dataclasses.replace(SETTINGS, epochs=9, patience=3)
+    saving = Saving(path=tmp_path / "c.safetensors", every_s=0.0)
+
+    def kill(progress: Progress) -> None:
+        if progress.row["epoch"] == 3:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=kill)
+    drafter = make_drafter(tiny)
+    curve = train(drafter, make_corpus(tiny), settings, saving, on_step=no_word)
+    assert [row["epoch"] for row in curve if row["split"] == "val"] == [0, 1, 2, 3, 4]
+    assert curve[-1]["epoch"] == 4
+    scale = {"fc.weight": 0.25}  # while it trains, fc is in other units
+    for name, tensor in drafter.state_dict().items():
+        expected = kept[1][name] * scale[name] if name in scale else kept[1][name]
+        assert torch.equal(tensor, expected), name
+
+
+@pytest.mark.parametrize(
+    ("lengths", "best", "stalled_after"),
+    [([1.0], 0, 1), ([1.0, 1.5, 1.4], 1, 2), ([2.0, 1.0, 1.0], 0, 3), ([1.0, 1.2, 1.2], 1, 2)],
+)
+def test_the_best_epoch_is_the_first_of_the_longest(
+    lengths: list[float], best: int, stalled_after: int
+) -> None:
+    curve: list[Row] = [
+        {"split": "val", "epoch": epoch, "simulated_acceptance_length": length}
+        for epoch, length in enumerate(lengths)
+    ]
+    assert best_epoch(curve) == best
+    since = len(lengths) - 1 - best
+    assert has_stalled(curve, max(since, 1)) == (since >= 1)
+    assert not has_stalled(curve, stalled_after + 1)
+    assert not has_stalled(curve, None)
+    assert best_epoch([]) == 0
+    assert not has_stalled([], 1)
+
+
+def test_patience_without_a_validation_split_is_refused() -> None:
+    settings = dataclasses.replace(SETTINGS, patience=2)
+    check_length(settings, num_val=1)
     with pytest.raises(
-        EyasError, match=r"train.soup: expected a divisor of train.epochs \(3\), got 2"
+        EyasError, match=r"train.patience: got 2, and the validation split is empty"
     ):
-        parts_of([1, 2, 3], settings)
+        check_length(settings, num_val=0)
+
+
+def test_auto_is_bfloat16_where_the_processor_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = dataclasses.replace(SETTINGS, dtype="auto")
+    for able, expected in ((True, "bfloat16"), (False, "float32")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_bf16": able})
+        assert with_dtype(settings, cuda=False).dtype == expected
+    assert with_dtype(settings, cuda=True).dtype == "bfloat16"
+    assert with_dtype(SETTINGS, cuda=True).dtype == "float64"
 
 
 def test_a_kill_between_checkpoints_repeats_the_steps_after_the_last(tiny, tmp_path: Path) -> None:
@@ -243,7 +317,9 @@ def test_the_digest_names_the_source_of_all_that_makes_a_drafter(
 def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:
     saving = Saving(path=tmp_path / "c.safetensors", every_s=1e9)
     settings = dataclasses.replace(SETTINGS, dtype="float8")
-    with pytest.raises(EyasError, match=r"train.dtype: expected one of float32.* got 'float8'"):
+    with pytest.raises(
+        EyasError, match=r"train.dtype: expected one of auto, float32.* got 'float8'"
+    ):
         train(make_drafter(tiny), make_corpus(tiny), settings, saving, on_step=no_word)
 
 

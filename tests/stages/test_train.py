@@ -286,12 +286,11 @@ def test_a_truncated_answer_carries_no_loss_on_its_last_two_tokens(home: Path) -
         ),
         ({"drafter": {"draft_vocab_size": 2}}, "to 97 (the target's vocabulary), got 2"),
         ({"loss": "kll"}, "train.loss: expected one of kl, "),
-        ({"dtype": "float16"}, "train.dtype: expected one of float32, "),
-        ({"soup": 3}, "train.soup: expected a divisor of train.epochs (2), got 3"),
-        (
-            {"drafter": {"family": "eagle3_mla"}, "induction": True},
-            "train.induction: expected a drafter of family eagle3, got eagle3_mla",
-        ),
+        ({"dtype": "float16"}, "train.dtype: expected one of auto, float32, "),
+        ({"soup": 0}, "train.soup: expected at least 1, got 0"),
+        ({"epochs": 0}, "train.epochs: expected at least 1, got 0"),
+        ({"patience": 0}, "train.patience: expected null or at least 1, got 0"),
+        ({"patience": 1, "soup": 2}, "train.patience: expected null with train.soup 2, got 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_the_start_is_made(

@@ -95,7 +95,7 @@ def make_plan(params: Params) -> ProjectPlan:
         state_bytes_per_token=_state_bytes(params, replies / max(tokens[1], 1)),
         extract_tokens_per_s=read_json(EXTRACT)["tokens_per_s"] if EXTRACT.is_file() else None,
         window_gb=window_gb,
-        captures=train.epochs + of_start if window_gb else 1,
+        captures=train.epochs * train.soup + of_start if window_gb else 1,
     )
 
 

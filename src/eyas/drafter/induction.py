@@ -17,7 +17,6 @@ from eyas.drafter.layers import rms_norm
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Documents, part_with_reply
 from eyas.drafter.ridge import SELF_SCORE, NormalEquations
-from eyas.errors import EyasError
 from eyas.settings import Train
 
 _MATCH_SCORE = 30.0  # attention score of a row whose token is the one just read, if decoded well
@@ -34,14 +33,14 @@ def look_back(
     norm_weight_D: Tensor,
     settings: Train,
 ) -> None:
-    """Make the heads of a ridge start, and solve o_proj on what they read; nothing if not asked.
+    """Make the heads of a ridge start, and solve o_proj on what they read.
 
-    Raises: EyasError for a family whose heads are not Llama's, or if no document has a row to solve
-        it on.
+    Nothing is done if it is not asked for, or for a family whose heads are not Llama's.
+
+    Raises: EyasError if no document has a row to solve it on.
     """
-    if not settings.induction:
+    if not (settings.induction and can_look_back(drafter.config.family)):
         return
-    check_induction(drafter.config.family)
     _write_heads(drafter, *_directions(drafter, documents, embed_VD), settings.seed)
     runner = DraftRunner(drafter.state_dict(), drafter.config, embed_VD)
     out_DJ = drafter.midlayer.self_attn.weight("o_proj")
@@ -60,16 +59,9 @@ def look_back(
     out_DJ.copy_(equations.solve(settings.ridge_strength))
 
 
-def check_induction(family: str) -> None:
-    """Refuse a family whose heads are not Llama's.
-
-    Raises: EyasError.
-    """
-    if family != "eagle3":
-        raise EyasError(
-            f"train.induction: expected a drafter of family eagle3, got {family}",
-            hint="train.induction=false",
-        )
+def can_look_back(family: str) -> bool:
+    """Tell whether a family has heads that take a position apart from what stands there."""
+    return family == "eagle3"
 
 
 def _directions(

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from eyas.drafter.packing import predictions
 from eyas.drafter.ranks import leads
-from eyas.drafter.training import Progress, Row
+from eyas.drafter.schedule import Row, best_epoch
+from eyas.drafter.training import Progress
+from eyas.settings import Train
 from eyas.status import Status
 
 _LINE_EVERY_S = 20.0
@@ -89,25 +91,28 @@ def _logging(meter: Meter) -> Callable[[Progress], None]:
 
 
 def summarise(
-    replies: Sequence[Tensor], ttt_steps: int, curve: Sequence[Row], vocabulary_coverage: float
+    replies: Sequence[Tensor], settings: Train, curve: Sequence[Row], vocabulary_coverage: float
 ) -> dict[str, float]:
-    """Return the run in numbers; equal inputs give equal ones."""
+    """Return the run in numbers, of the weights that were kept; equal inputs give equal ones."""
     steps = [row for row in curve if row["split"] == "train"]
     checks = [row for row in curve if row["split"] == "val"]
+    best = next((row for row in checks if row["epoch"] == best_epoch(curve)), None)
     last = checks[-1] if checks else steps[-1]
+    kept = best if best and settings.patience is not None else last
     facts: dict[str, float] = {
         "documents": len(replies),
         "tokens": sum(map(len, replies)),
         "predictions": sum(len(predictions(reply_T)) for reply_T in replies),
         "steps": len(steps),
-        "ttt_steps": ttt_steps,
+        "ttt_steps": settings.ttt_steps,
         "vocabulary_coverage": round(vocabulary_coverage, 5),
         "loss_last": round(steps[-1]["loss"], 5),
     }
-    figures = {k: round(v, 5) for k, v in last.items() if k not in ("split", "step", "epoch", "lr")}
+    figures = {k: round(v, 5) for k, v in kept.items() if k not in ("split", "step", "epoch", "lr")}
     name = "val" if checks else "train"
     facts |= {f"{name}_{key}": value for key, value in figures.items()}
-    if checks:
+    if best:
+        facts["best_epoch"] = best["epoch"]
         key = "simulated_acceptance_length"
         facts[f"val_{key}_at_start"] = round(checks[0][key], 5)
     return facts

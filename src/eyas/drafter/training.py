@@ -14,31 +14,36 @@ Legend: V target vocabulary, N draft vocabulary, D hidden size, L aux layers.
 
 import dataclasses
 import logging
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from eyas.drafter import ranks
-from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
+from eyas.drafter.checkpoint import load_checkpoint, load_drafter, save_checkpoint, save_drafter
 from eyas.drafter.families import FAMILIES
-from eyas.drafter.induction import check_induction
+from eyas.drafter.induction import can_look_back
 from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
+from eyas.drafter.schedule import (
+    Row,
+    best_epoch,
+    check_length,
+    dtype_of,
+    has_stalled,
+    parts_of,
+    plan_run,
+    rate_at,
+)
 from eyas.errors import EyasError
 from eyas.settings import Train
 
-_DTYPES = ("float32", "bfloat16", "float64")  # the last for exact comparisons
 log = logging.getLogger("eyas")
-Row = dict[str, Any]  # of the curve: split, step, epoch and figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +63,11 @@ class Saving:
 
     path: Path
     every_s: float
+
+    @property
+    def best(self) -> Path:
+        """Return where the weights of the best epoch lie, with `train.patience`."""
+        return self.path.with_name("best.safetensors")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +221,12 @@ class Run:
             for moment in ("exp_avg", "exp_avg_sq", "step"):
                 state[moment].zero_()
 
+    def keep_best(self, curve: list[Row], path: Path) -> None:
+        """Write the weights if the last validation is the best so far and may end the run."""
+        wanted = self.settings.patience is not None and ranks.leads()
+        if wanted and curve[-1]["epoch"] == best_epoch(curve):
+            save_drafter(path, self.drafter)
+
 
 def train(
     drafter: Drafter,
@@ -222,9 +238,10 @@ def train(
 ) -> list[Row]:
     """Train in place, going on from the checkpoint if there is one; return the curve.
 
-    Validates before the first step and after each epoch. A soup (`settings.soup` runs from the same
-    start, each in other orders; what is kept is the mean of their weights, arXiv 2203.05482) is
-    validated as such after its last epoch only, before that the run in work.
+    Validates before the first step and after each epoch. A soup (schedule.py) is validated as such
+    after its last epoch only, before that the run in work. With `settings.patience` training ends
+    once so many epochs brought no gain on the validation split, and the best epoch's weights are
+    kept.
 
     Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
     """
@@ -237,8 +254,9 @@ def train(
     ranks.agree(list(drafter.parameters()), step)
     if not step:
         curve = run.validate(0, 0)
+        run.keep_best(curve, saving.best)
     saved_s = time.monotonic()
-    while step < len(run.plan):
+    while step < len(run.plan) and not has_stalled(curve, settings.patience):
         row, tokens = run.advance(step)
         curve.append(row)
         step += 1
@@ -247,6 +265,7 @@ def train(
             run.stir(step - 1)
         if last or run.plan[step][0] != row["epoch"]:
             curve += run.validate(step, row["epoch"])
+            run.keep_best(curve, saving.best)
         if not last:
             run.stir(step - 1)
         due = last or run.leaves_window(step) or time.monotonic() - saved_s >= saving.every_s
@@ -254,11 +273,15 @@ def train(
             save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
+    if settings.patience is not None:
+        log.info("train: of %d epochs, number %d is kept", curve[-1]["epoch"], best_epoch(curve))
+        ranks.wait_for_all()
+        load_drafter(saving.best, drafter)
     run.scale_fc(1.0 / run.corpus.aux_scale_LD)
     return curve
 
 
-def check_settings(settings: Train, family: str) -> None:
+def check_settings(settings: Train, family: str, num_val: int) -> None:
     """Refuse, before any work, what only a later part would stumble over; say what is not read.
 
     Raises: EyasError.
@@ -269,68 +292,8 @@ def check_settings(settings: Train, family: str) -> None:
         raise EyasError(f"train.start: expected ridge | random, got '{settings.start}'")
     check_loss(settings.loss)
     dtype_of(settings)
-    parts_of([*range(1, settings.epochs + 1)], settings)
-    if settings.start == "ridge" and settings.induction:
-        check_induction(family)
-    elif settings.start == "random" and (settings.induction or settings.feedback_rounds):
+    check_length(settings, num_val)
+    if settings.induction and not can_look_back(family):
+        log.info("train.induction: heads of family %s cannot look back, left out", family)
+    if settings.start == "random" and (settings.induction or settings.feedback_rounds):
         log.warning("train.start=random: train.induction and train.feedback_rounds do nothing")
-
-
-def dtype_of(settings: Train) -> torch.dtype:
-    """Return the type of the products.
-
-    Raises: EyasError if it is none of those that work.
-    """
-    if settings.dtype not in _DTYPES:
-        raise EyasError(
-            f"train.dtype: expected one of {', '.join(_DTYPES)}, got {settings.dtype!r}"
-        )
-    return getattr(torch, settings.dtype)
-
-
-def plan_run(
-    lengths: list[int], settings: Train, windows: Sequence[int] = ()
-) -> list[tuple[int, list[int]]]:
-    """Return (epoch, document indices) of every optimiser step, each epoch in its own order.
-
-    Raises: EyasError if there are no documents.
-    """
-    if not lengths:
-        raise EyasError(
-            "train: expected samples with supervised tokens, got none",
-            hint="see the reject reasons of validate, and merge.sources",
-        )
-    return [
-        (epoch, documents)
-        for epoch in range(1, settings.epochs + 1)
-        for documents in plan_epoch(
-            lengths, settings.tokens_per_step, settings.seed + epoch, windows
-        )
-    ]
-
-
-def parts_of(epochs: list[int], settings: Train) -> list[range]:
-    """Return the steps of each run of the soup, given the epoch of every step.
-
-    Raises: EyasError unless each run has as many epochs.
-    """
-    if settings.soup < 1 or settings.epochs % settings.soup:
-        raise EyasError(
-            f"train.soup: expected a divisor of train.epochs ({settings.epochs}), "
-            f"got {settings.soup}",
-            hint="each run of the soup has epochs / soup epochs; 1 is a run as usual",
-        )
-    each = settings.epochs // settings.soup
-    ends = [sum(epoch <= each * part for epoch in epochs) for part in range(settings.soup + 1)]
-    return [range(begin, end) for begin, end in pairwise(ends)]
-
-
-def rate_at(step: int, total: int, warmup_ratio: float) -> float:
-    """Return the learning rate's factor: linear warm-up, then a half cosine to 0.
-
-    The first of 4 warm-up steps has 1/4; the factor reaches 1 on the last of them.
-    """
-    warmup = math.ceil(warmup_ratio * total)
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))

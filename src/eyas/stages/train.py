@@ -34,7 +34,8 @@ from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting, summarise
 from eyas.drafter.ridge import ridge_start, sum_equations
-from eyas.drafter.training import Corpus, Row, Saving, check_settings, dtype_of, train
+from eyas.drafter.schedule import Row, dtype_of, with_dtype
+from eyas.drafter.training import Corpus, Saving, check_settings, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_jsonl
@@ -144,7 +145,7 @@ def work(params: Params) -> Report:
 
 def train_together(params: Params, inputs: Inputs) -> Report:
     """Do a rank's work; only the leading one writes."""
-    check_settings(inputs.settings, inputs.shape.family)
+    check_settings(inputs.settings, inputs.shape.family, len(inputs.val.lengths))
     runtime = params.knob("runtime", Runtime)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
@@ -192,14 +193,14 @@ def train_together(params: Params, inputs: Inputs) -> Report:
     }
     if turns := inputs.turns:
         costs |= {"captured_tokens": turns.tokens, "capture_s": round(turns.wall_s, 1)}
-    replies, ttt_steps = inputs.train.replies, inputs.settings.ttt_steps
-    facts = summarise(replies, ttt_steps, curve, coverage(counts_V, t2d_V))
+    facts = summarise(inputs.train.replies, inputs.settings, curve, coverage(counts_V, t2d_V))
     if ranks.leads():
         save_drafter(OUT / "drafter.safetensors", drafter)
         write_jsonl(OUT / "curves.jsonl", curve)
         write_json(OUT / "training.json", facts)
         shutil.rmtree(checkpoint.parent)
-    return build_report({**facts, **costs}, curve, every_steps, resumed=resumed)
+    dtype = inputs.settings.dtype
+    return build_report({**facts, **costs}, curve, every_steps, resumed=resumed, dtype=dtype)
 
 
 def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> Inputs:
@@ -217,7 +218,7 @@ def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> I
             )
     return Inputs(
         shape=params.section("drafter", DrafterSettings),
-        settings=params.section("train", Train),
+        settings=with_dtype(params.section("train", Train), cuda=torch.cuda.is_available()),
         head=load_head(TARGET),
         store=store,
         train=StoredDocuments(store, samples["train"], turns),
@@ -318,7 +319,7 @@ def identity(inputs: Inputs) -> tuple[dict[str, object], dict[str, Path]]:
 
 
 def build_report(
-    facts: dict[str, float], curve: Sequence[Row], every_steps: int, *, resumed: bool
+    facts: dict[str, float], curve: Sequence[Row], every_steps: int, *, resumed: bool, dtype: str
 ) -> Report:
     """Return metrics, thinned curves and one line for the reader."""
     points = [
@@ -333,7 +334,7 @@ def build_report(
         f"{facts['steps']} steps over {facts['tokens']:,} tokens in {facts['wall_s']:.0f} s"
         f"{' (resumed)' if resumed else ''}; simulated acceptance length on the validation split "
         f"{facts.get('val_simulated_acceptance_length_at_start', 0.0):.2f} -> {length:.2f} "
-        f"with the bonus token, {facts['ttt_steps']} draft steps"
+        f"with the bonus token, {facts['ttt_steps']} draft steps, {dtype}"
     )
     return Report(
         summary=summary,

@@ -16,6 +16,7 @@ Message = dict[
 ]  # {"role", "content", "name"?, "tool_calls"?, "tool_call_id"?}, OpenAI's form
 Tool = dict[str, Any]  # {"type": "function", "function": {"name", "description", "parameters"}}
 Span = tuple[int, int]  # [start, end) of a reply in input_ids, the end-of-turn token included
+Piece = str | Sequence[int]  # what an engine says of a sampled token: its text, else its bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class Response:
     usage: dict[str, Any]
     true_ids: tuple[int, ...] | None = None  # the ids really sampled; local endpoint only
     quantization: str | None = None  # of the provider's weights, where all its offers agree
+    pieces: tuple[Piece, ...] | None = None  # of the sampled tokens, where `logprobs` were asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ class Endpoint:
     model: str  # as the endpoint calls it
     provider: dict[str, Any]  # OpenRouter's provider object, sent as it is
     prices: Prices | None  # null: the market's, in real money
+    logprobs: bool = False  # ask for each token's text too: exact ids where text has two spellings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

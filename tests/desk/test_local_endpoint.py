@@ -67,6 +67,12 @@ class StandInCodec:
     def decode(self, ids: Sequence[int]) -> str:
         raise NotImplementedError
 
+    def bytes_of(self, token: int) -> bytes | None:
+        return None if token == ord("?") else bytes([token])
+
+    def id_of(self, token: bytes) -> int | None:
+        raise NotImplementedError
+
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         raise NotImplementedError
 

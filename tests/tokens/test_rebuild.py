@@ -296,6 +296,12 @@ class Forgetful:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode()
 
+    def bytes_of(self, token: int) -> bytes | None:
+        return bytes([token])
+
+    def id_of(self, token: bytes) -> int | None:
+        return token[0] if len(token) == 1 else None
+
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         return None
 

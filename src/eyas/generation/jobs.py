@@ -76,6 +76,8 @@ def build_body(
         "top_p": sampling.top_p,
         "seed": _number(sampling.seed, prompt.id, sample),
     }
+    if endpoint.logprobs:
+        body["logprobs"] = True
     if sampling.reasoning is not None:
         body["reasoning"] = sampling.reasoning
     if ignored := sorted({*endpoint.provider.get("ignore", ()), *avoid}):

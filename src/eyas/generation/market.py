@@ -26,7 +26,7 @@ ROUTING = (
     "preferred_min_throughput",
     "preferred_max_latency",
 )
-SENT = frozenset({"max_tokens", "seed", "temperature", "top_p"})  # with every request
+_SENT = frozenset({"max_tokens", "seed", "temperature", "top_p"})  # with every request
 _PER_MTOK = 1e6
 
 
@@ -94,14 +94,21 @@ def check_routing(routing: Mapping[str, Any]) -> None:
 
 
 def usable(
-    offers: Sequence[Offer], routing: Mapping[str, Any], max_tokens: int
+    offers: Sequence[Offer],
+    routing: Mapping[str, Any],
+    max_tokens: int,
+    *,
+    logprobs: bool = False,
 ) -> tuple[Offer, ...]:
     """Return the offers that a request may be routed to.
 
     Raises: EyasError with the reason for each refused offer if none is left.
     """
+    sent = _SENT | ({"logprobs"} if logprobs else set())
     refused = {
-        i: why for i, offer in enumerate(offers) if (why := _why_not(offer, routing, max_tokens))
+        i: why
+        for i, offer in enumerate(offers)
+        if (why := _why_not(offer, routing, max_tokens, sent))
     }
     left = tuple(offer for i, offer in enumerate(offers) if i not in refused)
     if left:
@@ -109,11 +116,13 @@ def usable(
     reasons = "; ".join(f"{offers[i].provider}: {why}" for i, why in refused.items())
     raise EyasError(
         f"endpoint.provider lets no offer through: {reasons}",
-        hint="loosen endpoint.provider or max_tokens; nothing was sent",
+        hint="loosen endpoint.provider, max_tokens or endpoint.logprobs; nothing was sent",
     )
 
 
-def _why_not(offer: Offer, routing: Mapping[str, Any], max_tokens: int) -> str | None:
+def _why_not(
+    offer: Offer, routing: Mapping[str, Any], max_tokens: int, sent: frozenset[str]
+) -> str | None:
     """Return why routing passes an offer by; None if it may be taken."""
     prices, ceiling = offer.prices, routing.get("max_price") or {}
     longest = offer.max_completion_tokens or offer.context_length
@@ -136,7 +145,7 @@ def _why_not(offer: Offer, routing: Mapping[str, Any], max_tokens: int) -> str |
         ),
         (longest is not None and longest < max_tokens, f"at most {longest} completion tokens"),
     )
-    lacking = sorted(SENT - offer.parameters) if offer.parameters else []
+    lacking = sorted(sent - offer.parameters) if offer.parameters else []
     if lacking and routing.get("require_parameters"):
         return f"does not take {', '.join(lacking)}"
     return next((why for wrong, why in checks if wrong), None)

@@ -15,6 +15,8 @@ from typing import Any
 import orjson
 
 from eyas.generation.faults import Fault, fault_of, retry_after_s
+from eyas.generation.pieces import read_pieces
+from eyas.records import Piece
 
 FINISHED = ("stop", "length", "tool_calls")
 _DETAIL_CHARS = 500
@@ -34,6 +36,7 @@ class Reply:
     provider: str
     model: str
     true_ids: tuple[int, ...] | None  # local endpoint only
+    pieces: tuple[Piece, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +225,7 @@ def _reply(value: dict[str, Any], choice: dict[str, Any]) -> Reply:
         provider=str(value.get("provider") or ""),
         model=str(value.get("model") or ""),
         true_ids=tuple(ids) if isinstance(ids, list) else None,
+        pieces=read_pieces(choice),
     )
 
 

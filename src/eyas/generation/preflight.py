@@ -68,7 +68,8 @@ async def survey(fetcher: Fetcher, endpoint: Endpoint, max_tokens: int) -> Marke
             f"endpoint.model '{endpoint.model}': {error}",
             hint="check the model's name and the connection; nothing was sent",
         ) from None
-    return Market(as_found=data, usable=usable(read_offers(data), endpoint.provider, max_tokens))
+    offers = usable(read_offers(data), endpoint.provider, max_tokens, logprobs=endpoint.logprobs)
+    return Market(as_found=data, usable=offers)
 
 
 def without_too_long(stock: Stock, context_length: int | None) -> list[Job]:

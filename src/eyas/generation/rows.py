@@ -87,4 +87,5 @@ def response_of(
         usage=dict(outcome.usage or {}),
         true_ids=reply.true_ids,
         quantization=quantizations.get(reply.provider),
+        pieces=reply.pieces,
     )

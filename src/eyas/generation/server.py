@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from eyas.generation import shop as books
+from eyas.generation.pieces import write_pieces
 from eyas.generation.shop import ROOT, LocalAnswer, RefusalError, Seller, Shop
 
 log = logging.getLogger("eyas")
@@ -100,5 +101,7 @@ async def _complete(shop: Shop, answer: Answer, request: Request) -> dict[str, A
     reply = books.completion(shop.model_name, shop.sellers[0], answered)
     if body.get("return_token_ids"):
         reply["choices"][0]["token_ids"] = list(answered.token_ids)
+    if answered.token_bytes:
+        reply["choices"][0]["logprobs"] = write_pieces(answered.token_bytes)
     books.enter(shop.ledger, reply, latency_s=time.monotonic() - started_s)
     return reply

@@ -40,6 +40,7 @@ class LocalAnswer:
     prompt_tokens: int
     completion_tokens: int
     token_ids: tuple[int, ...] = ()
+    token_bytes: tuple[bytes, ...] = ()  # of each token, where they were asked for
     reasoning_tokens: int = 0
 
 

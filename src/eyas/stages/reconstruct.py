@@ -23,7 +23,7 @@ from eyas.files import iter_records, write_json, write_jsonl
 from eyas.parquet import write_samples
 from eyas.records import Prompt, Response, Sample, Violation, outlined, packed
 from eyas.settings import Validate
-from eyas.tokens.audit import bill_metrics, mismatch, truth_metrics
+from eyas.tokens.audit import bill_metrics, mismatches, truth_metrics, witness_metrics
 from eyas.tokens.codecs import Codec, load_codec
 from eyas.tokens.ledger import Account, open_accounts, rejected_providers
 from eyas.tokens.providers import AS_GIVEN, Finding, ProviderRule, find_rules, rows_to_look_at
@@ -134,7 +134,8 @@ def _finish(name: str, rebuilt: list[Rebuilt], accounts: dict[str, Account]) -> 
     rejects = [r.result for r in rebuilt if isinstance(r.result, Violation)]
     provider_file = Path(f"data/samples/{name}.providers.json")
     write_jsonl(Path(f"data/samples/{name}.rejects.jsonl"), rejects)
-    write_jsonl(Path(f"data/samples/{name}.mismatches.jsonl"), filter(None, map(mismatch, rebuilt)))
+    mismatched = (row for one in rebuilt for row in mismatches(one))
+    write_jsonl(Path(f"data/samples/{name}.mismatches.jsonl"), mismatched)
     write_json(provider_file, accounts)
     return replace(_report(rebuilt, samples, rejects, accounts), artifacts=(provider_file,))
 
@@ -148,6 +149,7 @@ def _report(
     reasons = Counter(v.rule for v in rejects)
     flags = Counter(flag for sample in samples for flag in sample.flags)
     bill, truth = bill_metrics(rebuilt), truth_metrics(rebuilt)
+    witness = witness_metrics(rebuilt)
     words = [f"{len(rebuilt)} in: {len(samples)} samples, {len(rejects)} rejected"]
     if bill:
         words.append(f"{bill['count_exact_share']:.2%} match the bill")
@@ -158,6 +160,8 @@ def _report(
             f"{truth['identical_token_share']:.2%} of their tokens "
             f"({truth['kept_identical_token_share']:.2%})"
         )
+    if witness:
+        words.append(f"{witness['witnessed_share']:.2%} from token texts")
     words += rejected_providers(accounts).values()
     return Report(
         summary=", ".join(words),
@@ -167,6 +171,7 @@ def _report(
             "near": flags.pop(NEAR, 0),
             **bill,
             **truth,
+            **witness,
             **{f"rejects_{rule}": count for rule, count in sorted(reasons.items())},
             **{f"flagged_{flag}": count for flag, count in sorted(flags.items())},
         },

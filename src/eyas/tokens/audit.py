@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from eyas.records import Sample, Violation
-from eyas.tokens.rebuild import Evidence, Rebuilt
+from eyas.tokens.rebuild import WITNESS_REFUSED, Evidence, Rebuilt
 
 Metrics = dict[str, float | int]
 
@@ -53,6 +53,8 @@ def truth_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
     wrong = [e for _, e in known if not e.identical]
     silent = sum(e.count_delta == 0 for e in wrong)
     kept = [e for result, e in known if isinstance(result, Sample)]
+    told = any(e.refused is not None for _, e in known)
+    by_text = [e.identical if e.refused is None else e.text_identical for _, e in known]
     return {
         "replies_of_known_ids": len(known),
         "identical_share": _share(bool(e.identical) for _, e in known),
@@ -61,25 +63,36 @@ def truth_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
         "kept_identical_token_share": _token_share(kept),
         "mismatches_caught": len(wrong) - silent,
         "silent_mismatches": silent,
+        **({"text_identical_share": _share(map(bool, by_text))} if told else {}),
     }
 
 
-def mismatch(rebuilt: Rebuilt) -> Violation | None:
-    """Return why a reply's ids are not those really sampled; a flag if its count does not show it.
+def witness_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
+    """Return of how many replies the token texts gave the ids; nothing where none came."""
+    held = [r.evidence.refused for r in rebuilt if r.evidence is not None]
+    if held.count(None) == len(held):
+        return {}
+    witnessed = _share(reason == "" for reason in held)
+    return {"witnessed_share": witnessed, "witness_refused": sum(map(bool, held))}
 
-    None where they are the same or the true ones are not known.
+
+def mismatches(rebuilt: Rebuilt) -> list[Violation]:
+    """Return why a reply's ids are not those really sampled, and why its token texts are not used.
+
+    A flag if its count does not show it. Nothing where the ids are the same or the true ones are
+    not known, and the token texts were taken or did not come.
     """
     evidence, result = rebuilt.evidence, rebuilt.result
-    if evidence is None or evidence.identical is not False:
-        return None
-    caught = evidence.count_delta != 0
-    return Violation(
-        id=result.id,
-        dataset=result.dataset,
-        rule="caught_by_the_count" if caught else "silent",
-        detail=evidence.difference,
-        severity="reject" if isinstance(result, Violation) else "flag",
-    )
+    if evidence is None:
+        return []
+    rule = "caught_by_the_count" if evidence.count_delta else "silent"
+    severity = "reject" if isinstance(result, Violation) else "flag"
+    told = ((rule, evidence.difference), (WITNESS_REFUSED, evidence.refused))
+    return [
+        Violation(id=result.id, dataset=result.dataset, rule=r, detail=detail, severity=severity)
+        for r, detail in told
+        if detail
+    ]
 
 
 def length_metrics(name: str, lengths: Sequence[int]) -> Metrics:

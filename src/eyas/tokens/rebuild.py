@@ -6,7 +6,8 @@ construction. Source: docs/contracts.md; the rule's grounds are in tokens/codecs
 
 Text does not determine ids: a sampler may spell a word in other tokens than the tokenizer would.
 The count shows most of these replies, never all, so the share that it misses is measured wherever
-the true ids are known. What a provider does to every reply and its bill is in its `ProviderRule`.
+the true ids are known. Token texts settle it where the endpoint gives them (tokens/witness.py).
+What a provider does to every reply and its bill is in its `ProviderRule`.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,13 @@ from eyas.tokens.codecs import Codec, ReplyParts
 from eyas.tokens.differences import REPLACEMENT, difference, num_identical
 from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule, parts_of
 from eyas.tokens.spellings import SPELLINGS, spell
+from eyas.tokens.witness import Reading, RefusedError, read_witness
 
 TRUNCATED = "truncated"  # cut by max_tokens: kept, but its last tokens carry no loss
 HALF_CHARACTER = "half_character"  # cut inside a character, whose tokens are left out
 NEAR = "near"  # the count differs from the bill by a little
 TRUE_IDS_DIFFER = "true_ids_differ"  # the ids really sampled are known, and are others
+WITNESS_REFUSED = "witness_refused"  # token texts came that do not prove right; the text decided
 _HALF_CHARACTER_TOKENS = range(1, 4)  # a character has at most 4 bytes, one at least is missing
 
 
@@ -43,6 +46,8 @@ class Evidence:
     sampled_tokens: int = 0  # ids really sampled, where known
     same_tokens: int = 0  # of these, the rebuilt ones that are the same
     offset: int = 0  # what the provider bills a reply beyond its tokens
+    text_identical: bool | None = None  # what `identical` would be without the token texts
+    refused: str | None = None  # why token texts were; empty: they gave the ids; None: none came
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,20 +75,30 @@ def rebuild_response(
         prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
         if response.source == "imported" and response.true_ids is not None:
             return _imported(prompt, response, prompt_ids, response.true_ids)
-        reply, reply_ids = _spelled(whole, response, codec, provider)
+        try:
+            reading, refused = read_witness(response, whole, codec, provider), ""
+        except RefusedError as error:
+            reading = _spelled(whole, response, codec, provider, is_half=whole != said)
+            refused = str(error)
     except EyasError as error:
         return _rejected(prompt, "not_of_this_format", str(error))
-    if _is_empty(reply_ids, codec):
+    if _is_empty(reading.ids, codec):
         return _rejected(prompt, "empty_reply", f"finish_reason {finish}")
-    evidence = _weigh(response, prompt_ids, reply_ids, provider, half_character=whole != said)
+    evidence = _weigh(response, prompt_ids, reading, provider)
+    if response.pieces is not None:
+        evidence = replace(evidence, refused=refused)
+        if response.true_ids is not None:
+            bare = replace(response, pieces=None)
+            text = rebuild_response(prompt, bare, codec, rules, provider).evidence
+            evidence = replace(evidence, text_identical=text is not None and text.identical)
     if evidence.identical is False:
-        told = difference(response.true_ids or (), reply_ids, codec.decode)
+        told = difference(response.true_ids or (), reading.ids, codec.decode)
         evidence = replace(evidence, difference=told)
     if reason := _reason_to_reject(response, evidence, rules, provider):
         return Rebuilt(result=_violation(prompt, *reason), evidence=evidence)
-    flags = (*_flags(response, evidence), *reply.flags)
+    flags = (*_flags(response, evidence), *reading.flags)
     return Rebuilt(
-        result=_sample(prompt, response, prompt_ids, reply_ids, flags), evidence=evidence
+        result=_sample(prompt, response, prompt_ids, reading.ids, flags), evidence=evidence
     )
 
 
@@ -96,20 +111,23 @@ def _imported(
 
 
 def _spelled(
-    reply: ReplyParts, response: Response, codec: Codec, provider: ProviderRule
-) -> tuple[ReplyParts, list[int]]:
-    """Return the reply and its ids in the first of the provider's spellings that fits the bill.
-
-    If none fits, the first is taken.
-    """
+    reply: ReplyParts,
+    response: Response,
+    codec: Codec,
+    provider: ProviderRule,
+    *,
+    is_half: bool,
+) -> Reading:
+    """Return the ids in the first of the provider's spellings that fits the bill, or the first."""
     finish = response.finish_reason
-    wanted = response.completion_tokens - provider.offset_of(finish)
+    offset = provider.offset_of(finish)
     names = provider.spellings if reply.tool_calls else provider.spellings[:1]
-    tried = []
+    tried = list[Reading]()
     for name in names:
-        spelled = spell(reply, name)
-        tried.append((spelled, codec.reply_ids(spelled, finish)))
-        if len(tried[-1][1]) == wanted:
+        said = spell(reply, name)
+        ids = codec.reply_ids(said, finish)
+        tried.append(Reading(ids=ids, flags=said.flags, offset=offset, half_character=is_half))
+        if len(ids) == response.completion_tokens - offset:
             return tried[-1]
     return tried[0]
 
@@ -142,16 +160,11 @@ def _without_half_character(reply: ReplyParts) -> ReplyParts:
 
 
 def _weigh(
-    response: Response,
-    prompt_ids: list[int],
-    reply_ids: list[int],
-    provider: ProviderRule,
-    *,
-    half_character: bool,
+    response: Response, prompt_ids: list[int], reading: Reading, provider: ProviderRule
 ) -> Evidence:
-    offset = provider.offset_of(response.finish_reason)
-    delta = response.completion_tokens - offset - len(reply_ids)
-    explained = half_character and delta in _HALF_CHARACTER_TOKENS
+    reply_ids = reading.ids
+    delta = response.completion_tokens - reading.offset - len(reply_ids)
+    explained = reading.half_character and delta in _HALF_CHARACTER_TOKENS
     identical, known = None, list(response.true_ids or ())
     if response.true_ids is not None:
         known = known[: len(reply_ids)] if explained else known
@@ -162,11 +175,11 @@ def _weigh(
         rebuilt_tokens=len(reply_ids),
         count_delta=0 if explained else delta,
         prompt_delta=response.prompt_tokens - provider.prompt_offset - len(prompt_ids),
-        half_character=half_character,
+        half_character=reading.half_character,
         identical=identical,
         sampled_tokens=len(known),
         same_tokens=len(known) if identical else num_identical(known, reply_ids),
-        offset=offset,
+        offset=reading.offset,
     )
 
 
@@ -278,6 +291,7 @@ def _flags(response: Response, evidence: Evidence) -> tuple[str, ...]:
         (HALF_CHARACTER, evidence.half_character),
         (NEAR, evidence.count_delta != 0),
         (TRUE_IDS_DIFFER, evidence.identical is False),
+        (WITNESS_REFUSED, bool(evidence.refused)),
     )
     return tuple(name for name, holds in marks if holds)
 

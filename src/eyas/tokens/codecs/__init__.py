@@ -67,6 +67,14 @@ class Codec(Protocol):
         """Return the text of ids, markers included; bytes that are no UTF-8 become U+FFFD."""
         ...
 
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the bytes of a token, a special one's text; None where tokens are no bytes."""
+        ...
+
+    def id_of(self, token: bytes) -> int | None:
+        """Return the one id that has these bytes, or None."""
+        ...
+
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         """Return which marker of a reply's parts is missing or out of place, or None.
 

@@ -22,6 +22,7 @@ from eyas.errors import EyasError
 from eyas.files import read_json
 from eyas.records import Message, Tool
 from eyas.tokens.codecs import ReplyParts
+from eyas.tokens.codecs.byte_level import bytes_by_id, id_by_bytes
 from eyas.tokens.codecs.chatml_reply import CALL, END_OF_TURN, MARKERS, learn_grammar
 from eyas.tokens.codecs.kimi_prompt import THINK, THINK_END, text_of
 from eyas.tokens.codecs.replies import (
@@ -150,6 +151,22 @@ class ChatML:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, markers included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the bytes of a token, or None if the tokenizer is not a byte-level one."""
+        return self._bytes.get(token)
+
+    def id_of(self, token: bytes) -> int | None:
+        """Return the one id that has these bytes, or None."""
+        return self._ids.get(token)
+
+    @functools.cached_property
+    def _bytes(self) -> dict[int, bytes]:
+        return bytes_by_id(self._tokenizer)
+
+    @functools.cached_property
+    def _ids(self) -> dict[bytes, int]:
+        return id_by_bytes(self._bytes)
 
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         """Return the markers of a reply if they do not follow one another as they must, or None.

@@ -68,6 +68,7 @@ class Kimi:
         self.markup_ids = frozenset(self._id[token] for token in markup)
         self.special_ids = frozenset(self._id.values()) - self.markup_ids
         self.vocab_size = tokenizer.size
+        self.bytes_of, self.id_of = tokenizer.bytes_of, tokenizer.id_of
 
     def render_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Return the ids of the whole chat prompt, the header of the reply included.

@@ -69,6 +69,17 @@ class KimiTokenizer:
         """Return the text; bytes that are no UTF-8 become U+FFFD."""
         return self._encoding.decode(ids)
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        return self._encoding.decode_single_token_bytes(token)
+
+    def id_of(self, token: bytes) -> int | None:
+        """Return the id of a token's bytes, or of a special one's text."""
+        try:
+            return self._encoding.encode_single_token(token)
+        except KeyError:
+            return None
+
     def spells_special(self, text: str) -> bool:
         """Tell whether `encode` would find a special token in the text."""
         return self._spelled.search(text) is not None

@@ -1,5 +1,6 @@
 """What `dvc repro` and `dvc exp run` rerun, in a real copy of the repository (tiny target)."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,16 @@ def change(path: Path, old: str, new: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert old in text
     path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def test_the_ids_are_those_really_sampled_where_text_alone_has_others(
+    tiny_repository: Path,
+) -> None:
+    paths = [tiny_repository / f"metrics/reconstruct-{name}.json" for name in ("chat", "code")]
+    for metrics in (json.loads(path.read_text()) for path in paths):
+        assert metrics["witnessed_share"] == metrics["identical_share"] == 1.0
+        assert metrics["text_identical_share"] < 0.99
+        assert metrics["witness_refused"] == 0
 
 
 def test_a_second_repro_runs_nothing(shell: Shell) -> None:

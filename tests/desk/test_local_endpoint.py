@@ -25,9 +25,13 @@ from eyas.desk.local_endpoint import LocalTarget, answering, bind, serve, servin
 from eyas.desk.params import Params
 from eyas.errors import EyasError
 from eyas.files import write_json
+from eyas.generation.outcomes import classify
 from eyas.generation.shop import RefusalError
-from eyas.settings import Prices
-from eyas.tokens.codecs import ReplyParts
+from eyas.records import Prompt, Response, Sample
+from eyas.settings import Prices, Validate
+from eyas.tokens.audit import truth_metrics, witness_metrics
+from eyas.tokens.codecs import ReplyParts, load_codec
+from eyas.tokens.rebuild import rebuild_response
 
 TARGET = LocalTarget(
     folder="models/target",
@@ -117,6 +121,13 @@ def test_the_answer_is_the_targets_reply_with_its_counts_and_ids() -> None:
     assert sampler.asked == [
         {"max_new_tokens": 7, "temperature": 0.5, "top_p": 0.9, "seed": 3, "stop_ids": (0,)}
     ]
+
+
+def test_the_bytes_of_every_token_are_told_where_they_are_asked_for_and_known() -> None:
+    assert ask(HELLO | {"logprobs": True}).token_bytes == (b"h", b"e", b"l", b"l", b"o", b"\0")
+    assert ask(HELLO).token_bytes == ()
+    odd = {"messages": [{"role": "user", "content": "what?"}]}  # a token that is no bytes
+    assert ask(odd | {"logprobs": True}).token_bytes == ()
 
 
 def test_zero_is_a_temperature_and_what_is_missing_has_a_default() -> None:
@@ -392,3 +403,43 @@ def post(url: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(url, orjson.dumps(body), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as response:
         return orjson.loads(response.read())
+
+
+@pytest.mark.slow
+def test_sampled_spellings_come_through_the_endpoint_to_the_token(random_target: Path) -> None:
+    rules = Validate(
+        max_count_delta=2,
+        keep_near=False,
+        min_accepted_share=0.8,
+        repeat_ngram=8,
+        repeat_times=4,
+        drop_loops=True,
+    )
+    codec = load_codec("chatml", random_target)
+    prompt = Prompt(
+        id="p", dataset="d", upstream_id="u", messages=tuple(HELLO["messages"]), tools=(),
+        prompt_tokens=0, partition="short", licence="MIT",
+    )  # fmt: skip
+    told = {"model": "m", "max_tokens": 24, "return_token_ids": True, "logprobs": True}
+    rebuilt = []
+    with serving(replace(TARGET, folder=str(random_target))) as url:
+        for seed in range(12):
+            body = orjson.dumps(post(f"{url}/chat/completions", HELLO | told | {"seed": seed}))
+            outcome = classify(200, {}, body.decode())
+            reply = outcome.reply
+            assert reply is not None
+            assert reply.pieces is not None
+            response = Response(
+                id="p", fingerprint="f", sample=seed, model="m", provider="local",
+                generation_id=reply.generation_id, reasoning=None, content=reply.content,
+                tool_calls=(), finish_reason=reply.finish_reason, native_finish_reason=None,
+                prompt_tokens=outcome.prompt_tokens or 0,
+                completion_tokens=outcome.completion_tokens or 0,
+                cost_usd=0.0, latency_s=0.0, attempts=1, source="local", sampling={}, usage={},
+                true_ids=reply.true_ids, pieces=reply.pieces,
+            )  # fmt: skip
+            rebuilt.append(rebuild_response(prompt, response, codec, rules))
+    assert all(isinstance(one.result, Sample) for one in rebuilt)
+    assert truth_metrics(rebuilt)["identical_share"] == 1.0
+    assert truth_metrics(rebuilt)["text_identical_share"] < 0.5  # a random target spells at random
+    assert witness_metrics(rebuilt) == {"witnessed_share": 1.0, "witness_refused": 0}

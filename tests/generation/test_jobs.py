@@ -48,6 +48,16 @@ def test_only_the_local_endpoint_is_asked_for_ids_and_told_the_target(make_promp
     assert not {"plugins", "provider"} & set(body)
 
 
+def test_token_texts_are_asked_for_only_where_the_conf_says_so(make_prompts: Make) -> None:
+    prompt = make_prompts(1)[0]
+    off, on = WISH, replace(WISH, endpoint=replace(WISH.endpoint, logprobs=True))
+    assert build_body(prompt, 0, on) == build_body(prompt, 0, off) | {"logprobs": True}
+    assert "logprobs" not in build_body(prompt, 0, off)
+    # what was bought before there was the option is found again
+    assert build_jobs([prompt], off)[0].fingerprint.startswith("3a527d7529d876bc")
+    assert build_jobs([prompt], on)[0].fingerprint != build_jobs([prompt], off)[0].fingerprint
+
+
 def test_max_tokens_is_the_partitions_unless_the_data_set_says_otherwise(
     make_prompts: Make,
 ) -> None:

@@ -90,6 +90,18 @@ def test_every_refused_offer_is_named_with_its_reason() -> None:
     assert "nothing was sent" in words
 
 
+def test_a_market_without_anyone_who_gives_token_texts_is_refused_before_a_request() -> None:
+    sent = frozenset({"max_tokens", "seed", "temperature", "top_p"})
+    offers = (offer("A", parameters=sent), offer("B", parameters=sent | {"logprobs"}), offer("C"))
+    strict = {"require_parameters": True}
+    assert [o.provider for o in usable(offers, strict, 9)] == ["A", "B", "C"]
+    assert [o.provider for o in usable(offers, strict, 9, logprobs=True)] == ["B", "C"]
+    assert len(usable(offers, {}, 9, logprobs=True)) == 3  # asked, and told nothing by some
+    words = "A: does not take logprobs(.|\n)*endpoint.logprobs; nothing was sent"
+    with pytest.raises(EyasError, match=words):
+        usable(offers[:1], strict, 9, logprobs=True)
+
+
 def test_a_routing_option_that_would_be_ignored_silently_is_refused() -> None:
     check_routing({"only": ["x"], "max_price": {}})
     with pytest.raises(EyasError, match=r"endpoint\.provider\.alow_fallbacks"):

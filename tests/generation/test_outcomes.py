@@ -1,5 +1,6 @@
 """Every payload of shared/facts/kimi_openrouter.md section 7, and what else a body can be."""
 
+import json
 from typing import Any
 
 import orjson
@@ -152,6 +153,43 @@ def test_every_known_payload_has_its_class(status: int, body: Any, kind: str, re
         assert outcome.raw
 
 
+def told(*entries: Any) -> dict[str, Any]:
+    return answer(choice(logprobs={"content": list(entries)}))
+
+
+def test_pieces_are_texts_or_the_bytes_that_are_none() -> None:
+    entries = [
+        {"token": " a", "bytes": [32, 97], "logprob": -0.1, "top_logprobs": []},
+        {"token": "b", "bytes": None, "logprob": 0},
+        {"token": "c"},
+        {"token": "\\xf0", "bytes": [240]},
+        {"token": "\ufffd", "bytes": [239, 191, 189]},
+        {"token": "", "bytes": []},
+        {"token": "token_id:7", "bytes": [32, 97]},
+    ]
+    outcome = judge(200, told(*entries))
+    assert outcome.reply is not None
+    assert outcome.reply.pieces == (" a", "b", "c", (240,), "\ufffd", "", "token_id:7")
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        None, [], {}, "x", 7, {"content": None}, {"content": {}}, {"content": "ab"},
+        {"content": 3}, {"content": []}, {"content": [None]}, {"content": ["a"]},
+        {"content": [{}]}, {"content": [{"token": None, "bytes": [97]}]},
+        {"content": [{"token": "a", "bytes": [256]}]}, {"content": [{"token": "a", "bytes": 5}]},
+        {"content": [{"token": "a", "bytes": ["b"]}]}, {"content": [{"token": "a", "bytes": "b"}]},
+        {"content": [{"token": "a", "bytes": [1e9]}]}, {"tokens": ["a"], "token_logprobs": [0]},
+        {"content": [{"token": "a"}, {"token": 1}]}, {"content": [{"token": "a", "bytes": [-1]}]},
+    ],
+)  # fmt: skip
+def test_logprobs_of_another_form_lose_no_answer(logprobs: Any) -> None:
+    outcome = judge(200, answer(choice(logprobs=logprobs)))
+    assert outcome.reply is not None
+    assert (outcome.reply.content, outcome.reply.pieces) == ("hello", None)
+
+
 def test_an_answer_keeps_what_the_endpoint_said_to_the_letter() -> None:
     message = {"content": " hi<|im_end|>", "reasoning": "\n\nhm", "tool_calls": [CALL]}
     body = answer(choice("tool_calls", message=message, native_finish_reason="eos"))
@@ -263,6 +301,24 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+@given(logprobs=st.one_of(JSON, st.fixed_dictionaries({"content": JSON})))
+def test_no_logprobs_at_all_lose_an_answer(logprobs: Any) -> None:
+    reply = classify(200, {}, json.dumps(answer(choice(logprobs=logprobs)))).reply
+    assert reply is not None
+    assert reply.content == "hello"
+
+
+@given(
+    entries=st.lists(
+        st.fixed_dictionaries({"token": st.one_of(st.text(), JSON)}, optional={"bytes": JSON})
+    )
+)
+def test_no_tokens_of_another_form_lose_an_answer(entries: list[Any]) -> None:
+    reply = classify(200, {}, json.dumps(told(*entries))).reply
+    assert reply is not None
+    assert reply.pieces is None or len(reply.pieces) == len(entries)
 
 
 @given(status=st.sampled_from([200, 204, 302, 400, 402, 403, 429, 500]), value=JSON)

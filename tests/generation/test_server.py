@@ -35,6 +35,7 @@ async def answer(body: dict[str, Any]) -> LocalAnswer:
         prompt_tokens=1_000_000,
         completion_tokens=500_000,
         token_ids=(7, 2),
+        token_bytes=(b"hel", b"\xf0\x9f") if body["messages"][0]["content"] == "texts" else (),
     )
 
 
@@ -81,6 +82,19 @@ async def test_the_clients_own_classification_takes_it(web: httpx.AsyncClient) -
     assert outcome.reply.tool_calls == (CALL,)
     assert outcome.reply.true_ids == (7, 2)
     assert outcome.cost_usd == 2.0
+
+
+async def test_token_texts_are_given_as_engines_give_them(web: httpx.AsyncClient) -> None:
+    body = GOOD | {"messages": [{"role": "user", "content": "texts"}]}
+    response = await web.post("/chat/completions", json=body)
+    assert response.json()["choices"][0]["logprobs"]["content"] == [
+        {"token": "hel", "bytes": [104, 101, 108]},
+        {"token": "\ufffd", "bytes": [240, 159]},
+    ]
+    outcome = classify(response.status_code, response.headers, response.text)
+    assert outcome.reply is not None
+    assert outcome.reply.pieces == ("hel", (240, 159))
+    assert (await web.post("/chat/completions", json=GOOD)).json()["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize(

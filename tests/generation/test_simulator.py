@@ -258,6 +258,9 @@ async def test_the_market_can_be_surveyed(serve: Serve) -> None:
         assert len(market.as_found["endpoints"]) == 2
         with pytest.raises(EyasError, match="'lab/other'"):
             await survey(client, replace(WISH.endpoint, model="lab/other"), 100)
+        asking = replace(WISH.endpoint, provider={"require_parameters": True}, logprobs=True)
+        with pytest.raises(EyasError, match="A: does not take logprobs"):
+            await survey(client, asking, 100)
         with pytest.raises(EyasError, match="404"):
             await client.fetch("generation?id=none")
         assert (await client.fetch("key"))["usage"] == 0

@@ -22,6 +22,7 @@ from eyas.tokens.differences import REPLACEMENT
 from eyas.tokens.providers import ProviderRule
 
 _TOKEN_ID = re.compile(r"token_id:(\d{1,9})")  # what vLLM writes for a text where it is told to
+_LOST = REPLACEMENT.encode()  # in the text too, it stands for any bytes
 _LOST_TOKENS = 3  # of a character that was cut: it has at most 4 bytes, one at least is missing
 
 
@@ -102,7 +103,8 @@ def _filled(found: Sequence[int | None], text_ids: Sequence[int], codec: Codec) 
     """
     tokens = [codec.bytes_of(i) or b"" for i in text_ids]
     ends = itertools.accumulate(map(len, tokens), initial=0)
-    text, own = b"".join(tokens), dict(zip(ends, text_ids, strict=False))
+    text = b"".join(tokens)
+    own = {e: i for e, t, i in zip(ends, tokens, text_ids, strict=False) if _LOST not in t}
     checked = len(found) - found[::-1].index(None) + 1
     ids, at = list[int](), 0
     for number, known in enumerate(found[:checked]):

@@ -142,6 +142,37 @@ def test_answers_become_samples_and_rejects_that_add_up(answer: Answer) -> None:
     assert "5 in: 3 samples, 2 rejected, 50.00% match the bill, 33.33% identical" in report.summary
 
 
+def test_token_texts_are_taken_or_told_to_be_refused(answer: Answer, codec: Codec) -> None:
+    asked = prompts(*[[ASKED]] * 4)
+    odd = [i for part in ("th", "is") for i in codec.reply_ids(ReplyParts(content=part), "length")]
+    ids = (*odd, *codec.stop_ids)
+    spelled = {"true_ids": ids, "completion_tokens": len(ids)}
+    pieces = tuple(codec.bytes_of(i).decode() for i in ids)
+    answers = [
+        answer(asked[0], "this", pieces=pieces, **spelled),
+        answer(asked[1], "this", pieces=("that", "<|im_end|>"), **spelled),
+        answer(asked[2], pieces=("that",)),
+        answer(asked[3], finish_reason="error"),
+    ]
+    write_jsonl(Path("data/prompts/chat.jsonl"), asked)
+    write_jsonl(Path("data/responses/chat.jsonl"), answers)
+    report = work(params())
+    first, *_ = read_samples(SAMPLES)
+    ((start, end),) = first.spans
+    assert tuple(first.input_ids[start:end]) == ids
+    m = report.metrics
+    assert (m["witnessed_share"], m["witness_refused"]) == (0.333333, 2)
+    assert (m["identical_share"], m["text_identical_share"]) == (0.666667, 0.333333)
+    assert m["flagged_witness_refused"] == 2
+    told = read_records(SAMPLES.with_name("chat.mismatches.jsonl"), Violation)
+    assert [(v.id, v.rule, v.severity) for v in told] == [
+        ("p1-0", "caught_by_the_count", "flag"),
+        ("p1-0", "witness_refused", "flag"),
+        ("p2-0", "witness_refused", "flag"),
+    ]
+    assert "33.33% from token texts" in report.summary
+
+
 def test_a_second_run_writes_the_same_bytes(answer: Answer) -> None:
     asked = prompts([ASKED], [ASKED, SAID, ASKED])
     write_jsonl(Path("data/prompts/chat.jsonl"), asked)

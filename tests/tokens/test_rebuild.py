@@ -296,7 +296,7 @@ class Forgetful:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode()
 
-    def bytes_of(self, token: int) -> bytes | None:
+    def bytes_of(self, token: int) -> bytes:
         return bytes([token])
 
     def id_of(self, token: bytes) -> int | None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from witness import FORMS
 
 from eyas.records import Piece, Prompt, Response, Sample
 from eyas.settings import Validate
@@ -34,25 +35,12 @@ GIVEN = settings(
 )
 
 
-def raw(codec: Codec, ids: Sequence[int]) -> tuple[Piece, ...]:
-    """Return pieces as an engine tells them that knows the bytes."""
-    tokens = [codec.bytes_of(i) or b"" for i in ids]
-    return tuple(t.decode() if is_text(t) else tuple(t) for t in tokens)
+def told_as(form: str) -> Callable[[Codec, Sequence[int]], tuple[Piece, ...]]:
+    """Return the maker of pieces as one kind of engine tells them."""
+    return lambda codec, ids: FORMS[form]([codec.bytes_of(i) for i in ids])
 
 
-def texts(codec: Codec, ids: Sequence[int]) -> tuple[Piece, ...]:
-    """Return pieces as an engine tells them that decodes tokens one by one."""
-    return tuple((codec.bytes_of(i) or b"").decode(errors="replace") for i in ids)
-
-
-def late_texts(codec: Codec, ids: Sequence[int]) -> tuple[Piece, ...]:
-    """Return pieces as vLLM does: a character comes whole with its last token."""
-    pieces, held = list[Piece](), b""
-    for i in ids:
-        held += codec.bytes_of(i) or b""
-        pieces.append(held.decode() if is_text(held) else "")
-        held = b"" if is_text(held) else held
-    return tuple(pieces)
+raw, texts, late_texts = map(told_as, FORMS)
 
 
 def named(codec: Codec, ids: Sequence[int]) -> tuple[Piece, ...]:
@@ -60,13 +48,6 @@ def named(codec: Codec, ids: Sequence[int]) -> tuple[Piece, ...]:
 
 
 ENGINES = [raw, texts, late_texts, named]
-
-
-def is_text(token: bytes) -> bool:
-    try:
-        return bool(token.decode())
-    except UnicodeDecodeError:
-        return False
 
 
 def spelled(codec: Codec, *parts: str) -> list[int]:
@@ -127,7 +108,7 @@ def test_every_token_of_kimi_k2_5_is_known_by_its_bytes(
     reply: Callable[..., Response],
 ) -> None:
     codec = load_kimi(OFFICIAL, "kimi_k2_5")
-    assert all(codec.id_of(codec.bytes_of(i) or b"") == i for i in range(codec.vocab_size))
+    assert all(codec.id_of(codec.bytes_of(i)) == i for i in range(codec.vocab_size))
     assert codec.id_of(b"no token at all") is None
     bare = load_kimi(OFFICIAL, "kimi_k2_5_instant")
     think_end = codec.id_of(b"</think>") or 0
@@ -347,7 +328,7 @@ def test_a_target_without_bytes_falls_back_to_text_or_takes_ids(
 ) -> None:
     ids = [*spelled(codec, "th", "e"), 2]
     pieces = raw(codec, ids)
-    monkeypatch.setattr(ChatML, "bytes_of", lambda *_: None)
+    monkeypatch.setattr(ChatML, "bytes_of", lambda *_: b"")
     monkeypatch.setattr(ChatML, "id_of", lambda *_: None)
     for told, words in ((pieces, "is no token"), (("�",) * 3, "after the end")):
         with pytest.raises(RefusedError, match=words):

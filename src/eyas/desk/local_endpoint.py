@@ -194,17 +194,10 @@ def answering(codec: Codec, sampler: Sampler, context_length: int, revision: str
             prompt_tokens=len(prompt_ids),
             completion_tokens=len(generated.ids),
             token_ids=tuple(generated.ids),
-            token_bytes=_bytes_of(codec, generated.ids) if body.get("logprobs") else (),
+            token_bytes=tuple(map(codec.bytes_of, generated.ids)) if body.get("logprobs") else (),
         )
 
     return answer
-
-
-def _bytes_of(codec: Codec, ids: Iterable[int]) -> tuple[bytes, ...]:
-    """Return the bytes of each token; none where the tokenizer's tokens are no bytes."""
-    found = [codec.bytes_of(i) for i in ids]
-    known = [token for token in found if token is not None]
-    return tuple(known) if len(known) == len(found) else ()
 
 
 @contextlib.contextmanager

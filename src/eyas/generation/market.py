@@ -26,7 +26,7 @@ ROUTING = (
     "preferred_min_throughput",
     "preferred_max_latency",
 )
-_SENT = frozenset({"max_tokens", "seed", "temperature", "top_p"})  # with every request
+SENT = frozenset({"max_tokens", "seed", "temperature", "top_p"})  # with every request
 _PER_MTOK = 1e6
 
 
@@ -104,7 +104,7 @@ def usable(
 
     Raises: EyasError with the reason for each refused offer if none is left.
     """
-    sent = _SENT | ({"logprobs"} if logprobs else set())
+    sent = SENT | ({"logprobs"} if logprobs else set())
     refused = {
         i: why
         for i, offer in enumerate(offers)

@@ -101,7 +101,7 @@ def _filled(found: Sequence[int | None], text_ids: Sequence[int], codec: Codec) 
     | a ? ? b | a x y b            | a x y b |
     | a ? b   | a x y b            | refused |
     """
-    tokens = [codec.bytes_of(i) or b"" for i in text_ids]
+    tokens = [codec.bytes_of(i) for i in text_ids]
     ends = itertools.accumulate(map(len, tokens), initial=0)
     text = b"".join(tokens)
     own = {e: i for e, t, i in zip(ends, tokens, text_ids, strict=False) if _LOST not in t}
@@ -111,7 +111,7 @@ def _filled(found: Sequence[int | None], text_ids: Sequence[int], codec: Codec) 
         if at == len(text) and found[number:].count(None) == len(found) - number:
             break
         i = own.get(at) if known is None else known
-        token = codec.bytes_of(i) if i is not None else None
+        token = b"" if i is None else codec.bytes_of(i)
         if i is None or not token or not text.startswith(token, at):
             raise RefusedError(f"token {number} is not told, or not where the text has its place")
         ids.append(i)

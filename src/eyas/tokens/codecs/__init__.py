@@ -67,8 +67,8 @@ class Codec(Protocol):
         """Return the text of ids, markers included; bytes that are no UTF-8 become U+FFFD."""
         ...
 
-    def bytes_of(self, token: int) -> bytes | None:
-        """Return the bytes of a token, a special one's text; None where tokens are no bytes."""
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, a special one's text; empty where tokens are no bytes."""
         ...
 
     def id_of(self, token: bytes) -> int | None:

@@ -152,9 +152,9 @@ class ChatML:
         """Return the text of ids, markers included."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def bytes_of(self, token: int) -> bytes | None:
-        """Return the bytes of a token, or None if the tokenizer is not a byte-level one."""
-        return self._bytes.get(token)
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token; empty if the tokenizer is not a byte-level one."""
+        return self._bytes.get(token, b"")
 
     def id_of(self, token: bytes) -> int | None:
         """Return the one id that has these bytes, or None."""

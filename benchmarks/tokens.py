@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from witness import as_bytes
 
 from eyas.files import read_json, write_json, write_jsonl
 from eyas.records import Prompt, Response
@@ -59,6 +60,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=40_000)
     parser.add_argument("--tokens", type=int, default=138_000_000)
     parser.add_argument("--tokenizer", type=Path, default=Path("models/target"), metavar="DIR")
+    parser.add_argument("--pieces", action="store_true", help="the responses have token texts")
     given = parser.parse_args()
     if given.tokens < given.samples * 64:
         parser.error("expected at least 64 tokens a sample")
@@ -130,7 +132,7 @@ def pairs_of(given: argparse.Namespace, codec: Codec) -> Iterator[tuple[Prompt, 
         length = int(tokens * source.uniform(0.8, 1.2) * chars_a_token)
         asked = int(length * PROMPT_SHARE)
         texts = window(text, asked, source), window(text, length - asked, source)
-        yield pair_of(number, texts, codec)
+        yield pair_of(number, texts, codec, pieces=given.pieces)
 
 
 def window(text: str, length: int, source: random.Random) -> str:
@@ -139,12 +141,15 @@ def window(text: str, length: int, source: random.Random) -> str:
     return (text[start:] + text * (length // len(text) + 1))[:length]
 
 
-def pair_of(number: int, texts: tuple[str, str], codec: Codec) -> tuple[Prompt, Response]:
+def pair_of(
+    number: int, texts: tuple[str, str], codec: Codec, *, pieces: bool
+) -> tuple[Prompt, Response]:
     """Return a prompt and a response that is billed by the codec's own count."""
     asked, said = texts
     half = len(said) // 2 if codec.markup_ids else 0
     reply = ReplyParts(content=said[half:], reasoning=said[:half] or None)
     messages = ({"role": "user", "content": asked},)
+    ids = codec.reply_ids(reply, "stop")
     prompt_tokens = len(codec.render_prompt(messages, ()))
     prompt = Prompt(
         id=f"p{number}",
@@ -169,13 +174,14 @@ def pair_of(number: int, texts: tuple[str, str], codec: Codec) -> tuple[Prompt, 
         finish_reason="stop",
         native_finish_reason="stop",
         prompt_tokens=prompt_tokens,
-        completion_tokens=len(codec.reply_ids(reply, "stop")),
+        completion_tokens=len(ids),
         cost_usd=0.0,
         latency_s=1.0,
         attempts=1,
         source="imported",
         sampling={"temperature": 1.0},
         usage={},
+        pieces=as_bytes([codec.bytes_of(i) for i in ids]) if pieces else None,
     )
     return prompt, response
 

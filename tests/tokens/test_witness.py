@@ -16,7 +16,7 @@ from eyas.settings import Validate
 from eyas.tokens.audit import mismatches, truth_metrics, witness_metrics
 from eyas.tokens.codecs import Codec, ReplyParts
 from eyas.tokens.codecs.byte_level import bytes_by_id, id_by_bytes
-from eyas.tokens.codecs.chatml import ChatML
+from eyas.tokens.codecs.chatml import ChatML, load_chatml
 from eyas.tokens.codecs.kimi import NEEDED, Kimi, load_kimi
 from eyas.tokens.codecs.kimi_prompt import RELEASES
 from eyas.tokens.codecs.kimi_reply import call_of
@@ -324,8 +324,9 @@ def test_only_a_byte_level_vocabulary_has_bytes() -> None:
 
 
 def test_a_target_without_bytes_falls_back_to_text_or_takes_ids(
-    codec: ChatML, reply: Callable[..., Response], monkeypatch: pytest.MonkeyPatch
+    folder: Path, reply: Callable[..., Response], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    codec = load_chatml(folder)
     ids = [*spelled(codec, "th", "e"), 2]
     pieces = raw(codec, ids)
     monkeypatch.setattr(ChatML, "bytes_of", lambda *_: b"")

@@ -13,9 +13,10 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from eyas.records import Piece, Response
+from eyas.records import Response
 from eyas.tokens.codecs import Codec, ReplyParts
 from eyas.tokens.codecs.kimi_prompt import arguments_text
 from eyas.tokens.differences import REPLACEMENT
@@ -53,7 +54,12 @@ def read_witness(
     if response.pieces is None:
         raise RefusedError
     pieces, is_cut = response.pieces, response.finish_reason == "length"
-    found = [_id_of(*pair, codec) for pair in zip(pieces, (None, *pieces), strict=False)]
+    found = [
+        _id_of(codec, piece if isinstance(piece, str) else bytes(piece))
+        if before != ""  # else this piece may tell a character of which it has the end alone
+        else None
+        for piece, before in zip(pieces, (None, *pieces), strict=False)
+    ]
     ids = [i for i in found if i is not None]
     if len(ids) < len(found):
         ids = _filled(found, codec.reply_ids(said, response.finish_reason), codec)
@@ -74,17 +80,19 @@ def read_witness(
     return Reading(ids=ids, flags=heard.flags, offset=offset, half_character=lost > 0)
 
 
-def _id_of(piece: Piece, before: Piece | None, codec: Codec) -> int | None:
+@lru_cache(maxsize=1 << 17)
+def _id_of(codec: Codec, piece: str | bytes) -> int | None:
     """Return the id of a piece; None where it is a part of a character whose bytes are not told.
 
     Raises: RefusedError if it is no token of this tokenizer.
     """
-    if isinstance(piece, str) and (REPLACEMENT in piece or "" in (piece, before)):
-        return None
-    named = _TOKEN_ID.fullmatch(piece) if isinstance(piece, str) else None
-    if named and int(named[1]) < codec.vocab_size:
-        return int(named[1])
-    found = codec.id_of(piece.encode() if isinstance(piece, str) else bytes(piece))
+    if isinstance(piece, str):
+        if REPLACEMENT in piece or not piece:
+            return None
+        named = _TOKEN_ID.fullmatch(piece)
+        if named and int(named[1]) < codec.vocab_size:
+            return int(named[1])
+    found = codec.id_of(piece.encode() if isinstance(piece, str) else piece)
     if found is None:
         raise RefusedError(f"{piece!r} is no token of the target's")
     return found

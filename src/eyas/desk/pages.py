@@ -53,7 +53,7 @@ GLOSSARY = (
     ),
     (
         "ids identical",
-        "replies whose token ids, rebuilt from text, equal those the endpoint really sampled; "
+        "replies whose token ids equal those the endpoint really sampled; "
         "known only where the endpoint tells them",
     ),
     ("accepted", "samples that passed every rule / all answers and trajectories"),

@@ -88,6 +88,16 @@ def test_prompts_heldout_and_rejects_are_written_and_add_up(place: Path) -> None
     }
 
 
+def test_a_broken_line_is_counted_with_its_number(place: Path) -> None:
+    with (place / "rows.jsonl").open("a", encoding="utf-8") as rows:
+        rows.write('{"id": "40", "prompt"\n{"id": "41", "prompt": "question 41"}\n')
+    report = work(params())
+    assert (report.metrics["rows_in"], report.metrics["rejects_not_json"]) == (42, 1)
+    (reject,) = read_records(Path("data/prompts/mine.rejects.jsonl"), Violation)
+    assert (reject.id, reject.rule) == ("row 41", "not_json")
+    assert reject.detail.startswith("rows.jsonl:41: ")
+
+
 def test_prompt_tokens_are_those_of_the_rendered_prompt(place: Path) -> None:
     work(params())
     codec = load_codec("chatml", place / "models" / "target")

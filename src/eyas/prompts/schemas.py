@@ -44,7 +44,7 @@ SCHEMAS: dict[str, Callable[[Mapping[str, Any]], ParsedRow]] = {
 
 
 def parse_row(schema: str, row: object) -> ParsedRow | Reject:
-    """Parse one upstream row of any type.
+    """Parse one upstream row of any type; a `Reject` stays one.
 
     Raises: EyasError for an unknown schema; a malformed row is a `Reject`.
     """
@@ -53,6 +53,8 @@ def parse_row(schema: str, row: object) -> ParsedRow | Reject:
             f"datasets.*.prepare.schema: expected {' | '.join(sorted(SCHEMAS))}, got '{schema}'",
             hint="a new one is a function in src/eyas/prompts, named in its schemas.py",
         )
+    if isinstance(row, Reject):
+        return row
     problem = _json_problem(row)
     if not isinstance(row, Mapping):
         return Reject(reason="not_an_object", detail=problem or str(row)[:DETAIL_CHARS])

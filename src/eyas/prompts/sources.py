@@ -23,17 +23,19 @@ import orjson
 
 from eyas.errors import EyasError
 from eyas.prompts.bfcl import with_functions
+from eyas.prompts.rows import Reject
 from eyas.settings import Source
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 KINDS = "file | wheel | hub"
 _PARQUET, _MARK = b"PAR1", b"\xef\xbb\xbf"
 _BATCH_ROWS = 256
+_MOST_BAD = 100  # lines that are no JSON, before the first that is: then the file is none
 Opened = BufferedReader | gzip.GzipFile
 
 
 def read_rows(source: Source) -> Iterator[Any]:
-    """Yield upstream rows as they are, of any JSON type.
+    """Yield upstream rows as they are, of any JSON type; a `Reject` for a line that is no JSON.
 
     Raises: EyasError if the source is not to be had, or its file is broken.
     """
@@ -47,7 +49,7 @@ def read_rows(source: Source) -> Iterator[Any]:
 def read_file(path: Path) -> Iterator[Any]:
     """Yield the rows of one file; what it holds is told by its first bytes.
 
-    Raises: EyasError naming the file, and the line, that cannot be read.
+    Raises: EyasError naming the file that cannot be read, or has no line of JSON among its first.
     """
     if not path.is_file():
         raise EyasError(
@@ -73,11 +75,19 @@ def read_functions(path: Path) -> dict[str, list[Any]]:
     Raises: EyasError if there are none.
     """
     if path.is_dir():
-        return {file.name: list(read_file(file)) for file in sorted(path.glob("*.json"))}
-    rows = [row for row in read_file(path) if isinstance(row, dict)]
+        return {file.name: _whole(file) for file in sorted(path.glob("*.json"))}
+    rows = [row for row in _whole(path) if isinstance(row, dict)]
     if not all(isinstance(row.get("functions"), list) for row in rows):
         raise EyasError(f"{path}: expected rows of file, functions")
     return {str(row.get("file")): row["functions"] for row in rows}
+
+
+def _whole(path: Path) -> list[Any]:
+    """Return the rows of a file, all of which must be JSON."""
+    rows = list(read_file(path))
+    if bad := [row for row in rows if isinstance(row, Reject)]:
+        raise EyasError(f"{path}: not JSON ({bad[0].detail})", hint="fetch or mend the file")
+    return rows
 
 
 def _rows_of(source: Source) -> Iterator[Any]:
@@ -160,15 +170,26 @@ def _read_array(path: Path, data: Opened) -> Iterator[Any]:
 
 
 def _read_lines(path: Path, lines: Opened) -> Iterator[Any]:
+    bad, known = list[Reject](), False
     for number, line in enumerate(lines, start=1):
         if line.isspace():
             continue
         try:
-            yield _loads(line)
+            row = _loads(line)
         except ValueError as error:
-            raise EyasError(
-                f"{path}:{number}: not JSON ({error})", hint="fetch or mend the file"
-            ) from None
+            row = Reject(reason="not_json", detail=f"{path.name}:{number}: {error}")
+            bad += [] if known else [row]
+        if not isinstance(row, Reject) and not known:
+            known = True
+            yield from bad
+        if known:
+            yield row
+        elif len(bad) == _MOST_BAD:
+            break
+    if bad and not known:
+        raise EyasError(
+            f"{path.parent}/{bad[0].detail}: no line of JSON", hint="fetch or mend the file"
+        )
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:

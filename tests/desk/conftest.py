@@ -31,6 +31,12 @@ def data_metrics(name: str) -> dict[str, dict[str, Any]]:
             "prompts": answers or 23,
             "heldout": 14,
             "rejects_duplicate": 2,
+            "prompt_tokens_p50": 40,
+            "prompt_tokens_p90": 90,
+            "prompt_tokens_max": 1234,
+            "language_de": 7,
+            "language_en": 107,
+            "language_unclear": 7,
         },
         "generate": {
             "prompts": answers,

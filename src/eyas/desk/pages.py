@@ -8,6 +8,7 @@ note says so.
 from pathlib import Path
 
 from eyas.desk import markup, plots, projection_table
+from eyas.desk.asked import prompt_table
 from eyas.desk.bills import bill_table
 from eyas.desk.figures import acceptance_figures, data_figures, training_figures
 from eyas.desk.results import (
@@ -220,6 +221,7 @@ def _costs(results: Results, root: Path) -> list[str]:
             "costs nothing. Answers are cut off at their partition's `max_tokens`."
         ),
         markup.table("From prompts to samples", headings, [*rows, total_row(results)]),
+        *prompt_table(results),
         *bill_table(results),
     ]
     drawn, missing = data_figures(results, root)

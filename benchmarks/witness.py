@@ -17,24 +17,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
+from providers import RULES
 
 from eyas.files import iter_records
 from eyas.generation.pieces import read_pieces, write_pieces
 from eyas.records import Piece, Prompt, Response
-from eyas.settings import Validate
 from eyas.tokens.audit import truth_metrics, witness_metrics
 from eyas.tokens.codecs import load_codec
 from eyas.tokens.rebuild import Rebuilt, rebuild_response
 
 Pieces = tuple[Piece, ...]
-RULES = Validate(
-    max_count_delta=2,
-    keep_near=False,
-    min_accepted_share=0.8,
-    repeat_ngram=8,
-    repeat_times=4,
-    drop_loops=True,
-)
 SHOWN = ("replies_of_known_ids", "identical_share", "text_identical_share", "silent_mismatches")
 
 

@@ -109,6 +109,7 @@ def test_the_codec_of_the_page_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = codec.reply_ids(codec.normalise(ReplyParts(content="Grüße")), "stop")
     assert ids[-1:] == list(codec.stop_ids)
     assert codec.reply_ids(codec.parse_reply(ids), "stop") == ids
+    assert [codec.id_of(codec.bytes_of(i)) for i in ids] == ids
     assert codec.reply_ids(codec.parse_reply(ids), "length") == ids[:-1]
     with pytest.raises(EyasError, match="no place for tools"):
         codec.render_prompt([], ({"type": "function"},))

@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 import pytest
+from providers import RULES
 
 from eyas.desk import local_endpoint
 from eyas.desk.local_endpoint import LocalTarget, answering, bind, serve, serving
@@ -28,7 +29,7 @@ from eyas.files import write_json
 from eyas.generation.outcomes import classify
 from eyas.generation.shop import RefusalError
 from eyas.records import Prompt, Response, Sample
-from eyas.settings import Prices, Validate
+from eyas.settings import Prices
 from eyas.tokens.audit import truth_metrics
 from eyas.tokens.codecs import ReplyParts, load_codec
 from eyas.tokens.rebuild import rebuild_response
@@ -408,14 +409,6 @@ def post(url: str, body: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 def test_sampled_spellings_come_through_the_endpoint_to_the_token(random_target: Path) -> None:
-    rules = Validate(
-        max_count_delta=2,
-        keep_near=False,
-        min_accepted_share=0.8,
-        repeat_ngram=8,
-        repeat_times=4,
-        drop_loops=True,
-    )
     codec = load_codec("chatml", random_target)
     prompt = Prompt(
         id="p", dataset="d", upstream_id="u", messages=tuple(HELLO["messages"]), tools=(),
@@ -439,7 +432,7 @@ def test_sampled_spellings_come_through_the_endpoint_to_the_token(random_target:
                 cost_usd=0.0, latency_s=0.0, attempts=1, source="local", sampling={}, usage={},
                 true_ids=reply.true_ids, pieces=reply.pieces,
             )  # fmt: skip
-            rebuilt.append(rebuild_response(prompt, response, codec, rules))
+            rebuilt.append(rebuild_response(prompt, response, codec, RULES))
     taken = [one for one in rebuilt if one.evidence and one.evidence.refused == ""]
     assert len(taken) >= 10  # a random target may end in more loose bytes than a character has
     assert all(isinstance(one.result, Sample) for one in taken)

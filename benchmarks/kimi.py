@@ -170,7 +170,7 @@ def write_experiment(project: Path, target: Path, prompts: Path, port: int) -> N
             ],
             "partition": {"short": {"max_tokens": 240}, "long": {"max_tokens": 240}},
             "merge": {"extract_tokens_per_s": None},
-            "train": {"epochs": 1},
+            "train": {"epochs": 1, "soup": 1},
             "evaluate": {"max_prompts_per_set": 2, "max_new_tokens": 12, "draft_steps": [1, 3]},
             "runtime": {
                 "tracking": "off",

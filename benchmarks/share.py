@@ -159,7 +159,7 @@ def go_on(owner: Path, clone: Path, url: str) -> dict[str, Any]:
     shell(clone, "eyas store pull && eyas verify")
     before = market.ledger(url)
     change(
-        clone / "conf/experiment/tiny.yaml", "train: {epochs: 1}", "train: {epochs: 1, lr: 3.0e-4}"
+        clone / "conf/experiment/tiny.yaml", "train: {epochs: 1,", "train: {lr: 3.0e-4, epochs: 1,"
     )
     downstream = stages_of(shell(clone, "dvc repro train"))
     after_change = market.ledger(url)

@@ -10,7 +10,8 @@ from eyas.drafter import checkpoint
 from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Packer
-from eyas.drafter.training import Corpus, Progress, Row, Saving, parts_of, plan_run, rate_at, train
+from eyas.drafter.schedule import parts_of, plan_run, rate_at
+from eyas.drafter.training import Corpus, Progress, Row, Saving, train
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -237,7 +238,7 @@ def test_the_digest_names_the_source_of_all_that_makes_a_drafter(
         open_ends += [f"eyas.drafter.{name}" for name in names if name not in reached]
         reached |= set(names)
     # nothing in a drafter's weights depends on these
-    assert reached - set(digested) == {"checkpoint", "progress", "trees"}
+    assert reached - set(digested) == {"checkpoint", "clock", "progress", "trees"}
 
 
 def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:

@@ -113,6 +113,12 @@ def test_the_stage_writes_a_whole_drafter_and_its_numbers(home: Path) -> None:
     assert facts["documents"] == NUM_TRAIN - 1, "the sample without a reply is left out"
     assert report.metrics["steps"] == len([r for r in read_curve() if r["split"] == "train"])
     assert report.metrics["train_cpu_s"] > 0
+    assert report.metrics["tokens_per_s"] > 0
+    shares = {key: value for key, value in report.metrics.items() if key.endswith("_share")}
+    kinds = ["fetch", "forward", "backward", "exchange", "optimiser", "evaluate", "save"]
+    assert list(shares) == [f"{kind}_share" for kind in kinds]
+    assert sum(shares.values()) == pytest.approx(1.0, abs=0.01)
+    assert re.search(r"time: fetch \d+ %, forward \d+ %, backward \d+ %", report.summary)
     assert "with the bonus token" in report.summary
     assert ("val_accuracy_step1", 0) in {(name, at) for name, at, _ in report.curves}
     assert not list((home / "var/checkpoints").iterdir()), "a finished run leaves no checkpoint"
@@ -239,12 +245,12 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_files(
 def kill_at(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
     true_train = train.train
 
-    def dying(*arguments: Any, on_step: Any) -> Any:
+    def dying(*arguments: Any, on_step: Any, **others: Any) -> Any:
         def watch(progress: Any) -> None:
             if progress.step == step:
                 raise KeyboardInterrupt
 
-        return true_train(*arguments, on_step=watch)
+        return true_train(*arguments, on_step=watch, **others)
 
     monkeypatch.setattr(train, "train", dying)
 

@@ -23,7 +23,7 @@ from eyas.records import canonical_json
 _START = ("config", "feedback", "induction", "inference", "ridge", "vocabulary")
 _STEP = (
     *("attention", "families", "head", "layers", "losses", "mla", "model", "packing", "ranks"),
-    *("training", "unroll"),
+    *("schedule", "training", "unroll"),
 )
 
 

@@ -14,12 +14,10 @@ Legend: V target vocabulary, N draft vocabulary, D hidden size, L aux layers.
 
 import dataclasses
 import logging
-import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,13 @@ from torch import Tensor, nn
 
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import load_checkpoint, save_checkpoint
+from eyas.drafter.clock import Clock
 from eyas.drafter.families import FAMILIES
 from eyas.drafter.induction import check_induction
 from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_rows
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
+from eyas.drafter.schedule import parts_of, plan_run, rate_at
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -73,8 +73,10 @@ class Progress:
 class Run:
     """One training run: what stays the same from step to step."""
 
-    def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
-        self.drafter, self.settings = drafter, settings
+    def __init__(
+        self, drafter: Drafter, corpus: Corpus, settings: Train, clock: Clock | None = None
+    ) -> None:
+        self.drafter, self.settings, self.clock = drafter, settings, clock or Clock()
         check_loss(settings.loss)
         dtype, self.device = dtype_of(settings), drafter.fc.weight.device  # all follows the drafter
         self.corpus = dataclasses.replace(
@@ -101,25 +103,30 @@ class Run:
         The documents run in packs of at most `micro_tokens`, on all ranks; a row weighs the same in
         any of them. Loss and tally are of all ranks, gradients of this one.
         """
-        tokens = sum(packer.lengths[index] for index in documents)
-        packer.enter(documents[0])
-        mine = ranks.share(documents, packer.lengths)
-        parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
-        packs = [packer.pack(part) for part in parts]
-        rows = [trained_rows(pack, len(self.weights)) for pack in packs]
+        timed, tokens = self.clock.timed, sum(packer.lengths[index] for index in documents)
+        with timed("fetch"):
+            packer.enter(documents[0])
+            mine = ranks.share(documents, packer.lengths)
+            parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
+            packs = [packer.pack(part) for part in parts]
+            rows = [trained_rows(pack, len(self.weights)) for pack in packs]
         rows_KS = torch.tensor(rows, dtype=torch.long).view(-1, len(self.weights))
-        total = ranks.all_sum(rows_KS.sum(0)).clamp(min=1).tolist()
+        with timed("exchange"):
+            total = ranks.all_sum(rows_KS.sum(0)).clamp(min=1).tolist()
         losses, tallies = [], []
         for pack, own in zip(packs, rows, strict=True):
             weights = tuple(
                 w * (n / all_n) for w, n, all_n in zip(self.weights, own, total, strict=True)
             )
-            loss, tally = self._measure(pack, weights)
+            with timed("forward"):
+                loss, tally = self._measure(pack, weights)
             if loss.requires_grad:
-                loss.backward()
+                with timed("backward"):
+                    loss.backward()
             losses.append(loss.detach())
             tallies.append(tally)
-        return *self._sum(losses, tallies), tokens
+        with timed("exchange"):
+            return *self._sum(losses, tallies), tokens
 
     def _sum(self, losses: list[Tensor], tallies: list[Tally]) -> tuple[Tensor, Tally]:
         """Return loss and tally of all packs of all ranks."""
@@ -152,7 +159,7 @@ class Run:
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""
         val, total = self.corpus.val, None
-        with torch.no_grad():
+        with torch.no_grad(), self.clock.timed("evaluate"):
             for documents in plan_epoch(val.lengths, self.settings.tokens_per_step, seed=0):
                 _, tally, _ = self.measure(val, documents)
                 total = tally if total is None else total.plus(tally)
@@ -173,8 +180,18 @@ class Run:
         epoch, documents = self.plan[step]
         self.optimizer.zero_grad()
         loss, tally, tokens = self.measure(self.corpus.train, documents)
-        ranks.sum_gradients(list(self.drafter.parameters()))
-        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.clip_norm)
+        with self.clock.timed("exchange"):
+            ranks.sum_gradients(list(self.drafter.parameters()))
+        with self.clock.timed("optimiser"):
+            norm = self._take_step(step, loss)
+        self.clock.tokens += tokens
+        head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
+        total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
+        return {**head, **total, **figures(tally)}, tokens
+
+    def _take_step(self, step: int, loss: Tensor) -> Tensor:
+        """Let the optimiser step along the clipped gradient, and return its norm before that."""
+        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self.settings.clip_norm)
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise EyasError(
                 f"train: step {step + 1} of {len(self.plan)}: expected a finite loss and gradient, "
@@ -187,9 +204,7 @@ class Run:
         self.optimizer.step()
         for parameter, kept in zip(self.drafter.parameters(), begin, strict=False):
             self.optimizer.state[parameter] |= {"begin": kept, "mean": torch.zeros_like(kept)}
-        head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
-        total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
-        return {**head, **total, **figures(tally)}, tokens
+        return norm
 
     def part_of(self, step: int) -> range:
         """Return the steps of the run of the soup that this step belongs to."""
@@ -219,6 +234,7 @@ def train(
     saving: Saving,
     *,
     on_step: Callable[[Progress], None],
+    clock: Clock | None = None,
 ) -> list[Row]:
     """Train in place, going on from the checkpoint if there is one; return the curve.
 
@@ -228,7 +244,7 @@ def train(
 
     Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
     """
-    run = Run(drafter, corpus, settings)
+    run = Run(drafter, corpus, settings, clock)
     if saving.path.is_file():
         step, curve = load_checkpoint(saving.path, drafter, run.optimizer)
     else:
@@ -251,7 +267,8 @@ def train(
             run.stir(step - 1)
         due = last or run.leaves_window(step) or time.monotonic() - saved_s >= saving.every_s
         if ranks.leads() and due:
-            save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
+            with run.clock.timed("save"):
+                save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
     run.scale_fc(1.0 / run.corpus.aux_scale_LD)
@@ -286,51 +303,3 @@ def dtype_of(settings: Train) -> torch.dtype:
             f"train.dtype: expected one of {', '.join(_DTYPES)}, got {settings.dtype!r}"
         )
     return getattr(torch, settings.dtype)
-
-
-def plan_run(
-    lengths: list[int], settings: Train, windows: Sequence[int] = ()
-) -> list[tuple[int, list[int]]]:
-    """Return (epoch, document indices) of every optimiser step, each epoch in its own order.
-
-    Raises: EyasError if there are no documents.
-    """
-    if not lengths:
-        raise EyasError(
-            "train: expected samples with supervised tokens, got none",
-            hint="see the reject reasons of validate, and merge.sources",
-        )
-    return [
-        (epoch, documents)
-        for epoch in range(1, settings.epochs + 1)
-        for documents in plan_epoch(
-            lengths, settings.tokens_per_step, settings.seed + epoch, windows
-        )
-    ]
-
-
-def parts_of(epochs: list[int], settings: Train) -> list[range]:
-    """Return the steps of each run of the soup, given the epoch of every step.
-
-    Raises: EyasError unless each run has as many epochs.
-    """
-    if settings.soup < 1 or settings.epochs % settings.soup:
-        raise EyasError(
-            f"train.soup: expected a divisor of train.epochs ({settings.epochs}), "
-            f"got {settings.soup}",
-            hint="each run of the soup has epochs / soup epochs; 1 is a run as usual",
-        )
-    each = settings.epochs // settings.soup
-    ends = [sum(epoch <= each * part for epoch in epochs) for part in range(settings.soup + 1)]
-    return [range(begin, end) for begin, end in pairwise(ends)]
-
-
-def rate_at(step: int, total: int, warmup_ratio: float) -> float:
-    """Return the learning rate's factor: linear warm-up, then a half cosine to 0.
-
-    The first of 4 warm-up steps has 1/4; the factor reaches 1 on the last of them.
-    """
-    warmup = math.ceil(warmup_ratio * total)
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1.0 + math.cos(math.pi * (step - warmup) / max(total - warmup, 1)))

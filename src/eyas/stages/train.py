@@ -23,10 +23,12 @@ from torch import Tensor
 
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_beside, run_stage
+from eyas.desk.training import build_report
 from eyas.desk.turns import Windows, taking_turns
 from eyas.desk.workers import end_with_parent
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import digest_of, keep_start, save_drafter
+from eyas.drafter.clock import Clock
 from eyas.drafter.config import DrafterConfig, make_config, save_config
 from eyas.drafter.feedback import refine
 from eyas.drafter.induction import look_back
@@ -34,7 +36,7 @@ from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting, summarise
 from eyas.drafter.ridge import ridge_start, sum_equations
-from eyas.drafter.training import Corpus, Row, Saving, check_settings, dtype_of, train
+from eyas.drafter.training import Corpus, Saving, check_settings, dtype_of, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
 from eyas.files import read_json, write_json, write_jsonl
@@ -174,24 +176,19 @@ def train_together(params: Params, inputs: Inputs) -> Report:
     resumed = checkpoint.is_file()
     if resumed:
         log.info("train: going on from %s", checkpoint)
-    every_steps = runtime.train.log_every_steps
-    with reporting(every_steps) as on_step:
+    every_steps, clock = runtime.train.log_every_steps, Clock(cuda=torch.cuda.is_available())
+    with reporting(every_steps, clock) as on_step:
         curve = train(
             drafter,
             build_corpus(drafter, inputs, scale_LD),
             inputs.settings,
             Saving(path=checkpoint, every_s=runtime.train.checkpoint_every_s),
             on_step=on_step,
+            clock=clock,
         )
     train_cpu_s = time.process_time() - started_cpu_s - start_cpu_s
-    used_s = ranks.all_sum(torch.tensor([start_cpu_s, train_cpu_s], dtype=torch.float64)).tolist()
-    costs = {
-        "wall_s": round(time.monotonic() - started_s, 1),
-        "start_cpu_s": round(used_s[0], 1),
-        "train_cpu_s": round(used_s[1], 1),
-    }
-    if turns := inputs.turns:
-        costs |= {"captured_tokens": turns.tokens, "capture_s": round(turns.wall_s, 1)}
+    costs = {"wall_s": round(time.monotonic() - started_s, 1)}
+    costs |= clock.figures() | add_costs(start_cpu_s, train_cpu_s, inputs.turns)
     replies, ttt_steps = inputs.train.replies, inputs.settings.ttt_steps
     facts = summarise(replies, ttt_steps, curve, coverage(counts_V, t2d_V))
     if ranks.leads():
@@ -199,7 +196,20 @@ def train_together(params: Params, inputs: Inputs) -> Report:
         write_jsonl(OUT / "curves.jsonl", curve)
         write_json(OUT / "training.json", facts)
         shutil.rmtree(checkpoint.parent)
-    return build_report({**facts, **costs}, curve, every_steps, resumed=resumed)
+    return dataclasses.replace(
+        build_report(facts | costs, curve, every_steps, clock.shares(), resumed=resumed),
+        inputs=(MANIFEST, MIXTURE / "train.parquet", MIXTURE / "val.parquet"),
+        artifacts=(OUT / "config.json", OUT / "curves.jsonl", OUT / "training.json"),
+    )
+
+
+def add_costs(start_cpu_s: float, train_cpu_s: float, turns: Windows | None) -> dict[str, float]:
+    """Return the CPU time of all ranks, and what capturing took."""
+    used_s = ranks.all_sum(torch.tensor([start_cpu_s, train_cpu_s], dtype=torch.float64)).tolist()
+    costs = {"start_cpu_s": round(used_s[0], 1), "train_cpu_s": round(used_s[1], 1)}
+    if turns:
+        costs |= {"captured_tokens": turns.tokens, "capture_s": round(turns.wall_s, 1)}
+    return costs
 
 
 def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> Inputs:
@@ -315,33 +325,6 @@ def identity(inputs: Inputs) -> tuple[dict[str, object], dict[str, Path]]:
         "target": TARGET / SIDECAR,
     }
     return settings, files
-
-
-def build_report(
-    facts: dict[str, float], curve: Sequence[Row], every_steps: int, *, resumed: bool
-) -> Report:
-    """Return metrics, thinned curves and one line for the reader."""
-    points = [
-        (f"{row['split']}_{key}", row["step"], value)
-        for row in curve
-        if row["split"] == "val" or row["step"] % every_steps == 0
-        for key, value in row.items()
-        if key not in ("split", "step", "epoch")
-    ]
-    length = facts.get("val_simulated_acceptance_length", 0.0)
-    summary = (
-        f"{facts['steps']} steps over {facts['tokens']:,} tokens in {facts['wall_s']:.0f} s"
-        f"{' (resumed)' if resumed else ''}; simulated acceptance length on the validation split "
-        f"{facts.get('val_simulated_acceptance_length_at_start', 0.0):.2f} -> {length:.2f} "
-        f"with the bonus token, {facts['ttt_steps']} draft steps"
-    )
-    return Report(
-        summary=summary,
-        metrics=facts,
-        inputs=(MANIFEST, MIXTURE / "train.parquet", MIXTURE / "val.parquet"),
-        artifacts=(OUT / "config.json", OUT / "curves.jsonl", OUT / "training.json"),
-        curves=tuple(points),
-    )
 
 
 if __name__ == "__main__":

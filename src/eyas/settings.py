@@ -274,6 +274,7 @@ class TrainRuntime:
 
     checkpoint_every_s: float  # what a kill costs at most
     log_every_steps: int  # a line, and a point of the curves in MLflow
+    shard: bool = False  # of several ranks each keeps a part of weights and moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,27 @@
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from eyas.drafter import checkpoint
-from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
+from eyas.drafter.checkpoint import (
+    digest_of,
+    load_checkpoint,
+    load_drafter,
+    save_checkpoint,
+    save_drafter,
+)
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Packer
 from eyas.drafter.schedule import parts_of, plan_run, rate_at
-from eyas.drafter.training import Corpus, Progress, Row, Saving, train
+from eyas.drafter.sharding import Sharded, gathered
+from eyas.drafter.training import Corpus, Progress, Row, Run, Saving, train
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -107,6 +117,81 @@ def test_a_soup_is_the_mean_of_runs_from_the_same_start(tiny, tmp_path: Path) ->
         assert [row["loss_step1"] for row in rows] == [row["loss_step1"] for row in its]
         assert [row.get("lr") for row in rows] == [row.get("lr") for row in its]
     assert curve[-1]["loss_step1"] != second[-1]["loss_step1"]
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Be a group of one rank; what two do is in tests/stages/test_train.py."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_between_steps_a_sharded_drafter_has_no_weights_and_a_rank_its_rows(tiny, group) -> None:
+    drafter, before = make_drafter(tiny), make_drafter(tiny).state_dict()
+    held = Sharded(drafter)
+    assert sum(p.untyped_storage().nbytes() for p in drafter.parameters()) == 0
+    assert all(isinstance(rows.data, DTensor) for rows in held.parameters)
+    held.gather()
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    drafter.fc.weight.grad = torch.full_like(drafter.fc.weight, 2.0)
+    held.reduce()
+    assert drafter.fc.weight.grad is None
+    first, *others = (gathered(rows.grad) for rows in held.parameters if rows.grad is not None)
+    assert torch.equal(first, torch.full_like(before["fc.weight"], 2.0))
+    assert len(others) == len(held.parameters) - 1, "a weight without a gradient has zeros"
+    assert not any(bool(gradient.any()) for gradient in others)
+
+
+def begin(tiny, *, sharded: bool, checkpoint: Path | None = None) -> Run:
+    settings = dataclasses.replace(SETTINGS, epochs=2, soup=2)
+    run = Run(make_drafter(tiny), make_corpus(tiny), settings)
+    if checkpoint:
+        load_checkpoint(checkpoint, run.drafter, run.optimizer)
+    if sharded:
+        run.shard()
+    return run
+
+
+def go_on(run: Run, steps: range) -> list[Row]:
+    rows = []
+    for step in steps:
+        rows += [run.advance(step)[0], *run.validate(step, 1)]
+        run.stir(step)
+    return rows
+
+
+def keep(run: Run, path: Path) -> Path:
+    names = [name for name, _ in run.drafter.named_parameters()]
+    save_checkpoint(path, names, run.optimizer, step=2, curve=[])
+    return path
+
+
+def ended(run: Run) -> dict[str, torch.Tensor]:
+    run.held.gather()
+    return run.drafter.state_dict()
+
+
+def test_a_sharded_run_steps_as_a_whole_one_from_a_checkpoint_of_either(
+    tiny, group, tmp_path: Path
+) -> None:
+    whole, sharded = begin(tiny, sharded=False), begin(tiny, sharded=True)
+    steps = range(2, len(whole.plan))
+    rows = [go_on(run, range(2)) for run in (whole, sharded)]
+    files = [keep(whole, tmp_path / "whole"), keep(sharded, tmp_path / "sharded")]
+    resumed = [begin(tiny, sharded=True, checkpoint=file) for file in files]
+    for its, run in zip([*rows, [], []], (whole, sharded, *resumed), strict=True):
+        its += go_on(run, steps)
+    for one, two in zip(*rows, strict=True):
+        assert two.pop("split") == one.pop("split")
+        assert two == pytest.approx(one, rel=1e-10)
+    wanted = ended(whole)
+    for run in (sharded, *resumed):
+        for name, tensor in ended(run).items():
+            torch.testing.assert_close(tensor, wanted[name], rtol=1e-12, atol=1e-12, msg=name)
+    for name, tensor in ended(sharded).items():
+        assert torch.equal(ended(resumed[1])[name], tensor), name
 
 
 def test_a_soup_of_uneven_runs_is_refused() -> None:

@@ -354,9 +354,13 @@ SHARED: dict[str, Any] = {
 }  # steps of two documents, and of one: a rank has none
 
 
-def launch(num_ranks: int, *, victim: int = -1, at_step: int = 0, soup: int = 1) -> Any:
+def launch(
+    num_ranks: int, *, victim: int = -1, at_step: int = 0, shard: bool = False, **changes: Any
+) -> Any:
     """Run the stage by torchrun; kill a rank at a step."""
-    settings = json.dumps(params(**SHARED, soup=soup)._tree | {"select": None})
+    knobs = RUNTIME | {"train": RUNTIME["train"] | {"shard": shard}}
+    tree = params(**SHARED, **changes)._tree | {"select": None, "runtime": knobs}
+    settings = json.dumps(tree)
     script = Path(__file__).with_name("train_rank.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={num_ranks}", str(script), settings, str(victim), str(at_step)]
@@ -416,3 +420,40 @@ def test_two_ranks_train_what_one_trains_and_survive_a_kill(home: Path) -> None:
     again = launch(2)
     assert "going on from" in again.stderr
     assert outs() == files, "resumed with as many ranks: the same bits"
+
+
+@pytest.mark.slow
+def test_two_ranks_with_half_of_the_weights_each_train_what_one_trains(home: Path) -> None:
+    train.work(params(**SHARED))
+    alone, curve = weights(), read_curve()
+    whole = launch(2, shard=True)
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stderr.count("each of 2 ranks keeps a part of weights and moments") == 1
+    assert_near(weights(), alone)
+    files = outs()
+    for one, two in zip(curve, read_curve(), strict=True):
+        assert two.pop("split") == one.pop("split")
+        assert two == pytest.approx(one, rel=1e-5)
+    killed = launch(2, victim=1, at_step=3, shard=True)
+    assert killed.returncode != 0
+    shutil.copytree("var/checkpoints", "kept")
+    train.work(params(**SHARED))
+    assert [row["step"] for row in read_curve()] == [row["step"] for row in curve]
+    assert_near(weights(), alone)
+    shutil.copytree("kept", "var/checkpoints", dirs_exist_ok=True)
+    again = launch(2, shard=True)
+    assert "going on from" in again.stderr, again.stderr
+    assert outs() == files, "resumed with as many ranks: the same bits"
+
+
+@pytest.mark.slow
+def test_a_sharded_soup_in_bfloat16_is_that_of_ranks_that_hold_all(home: Path) -> None:
+    changes = {"soup": 2, "dtype": "bfloat16"}
+    assert launch(2, **changes).returncode == 0
+    expected, steps = weights(), len(read_curve()) - 3
+    killed = launch(2, victim=1, at_step=steps - 1, shard=True, **changes)
+    assert killed.returncode != 0
+    again = launch(2, shard=True, **changes)
+    assert "keeps a part" in again.stderr
+    assert "going on from" in again.stderr, again.stderr
+    assert_near(weights(), expected)

@@ -33,6 +33,7 @@ from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_r
 from eyas.drafter.model import Drafter
 from eyas.drafter.packing import Pack, Packer, fill, plan_epoch
 from eyas.drafter.schedule import parts_of, plan_run, rate_at
+from eyas.drafter.sharding import Sharded, Whole, gathered
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -58,6 +59,7 @@ class Saving:
 
     path: Path
     every_s: float
+    shard: bool = False  # each rank keeps a part of weights and moments (sharding.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +90,22 @@ class Run:
         self.plan = plan_run(corpus.train.lengths, settings, corpus.train.windows)
         self.parts = parts_of([epoch for epoch, _ in self.plan], settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
-        self.optimizer = torch.optim.AdamW(
-            drafter.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
-        )
+        self.held: Whole | Sharded = Whole(drafter)
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        rates = {"lr": self.settings.lr, "weight_decay": self.settings.weight_decay}
+        return torch.optim.AdamW(self.held.parameters, **rates, fused=True)
+
+    def shard(self) -> None:
+        """Let this rank keep its rows alone of weights and moments, from where they are."""
+        states = [self.optimizer.state[parameter] for parameter in self.held.parameters]
+        self.held = held = Sharded(self.drafter)
+        self.optimizer = self._optimizer()
+        for parameter, state in zip(held.parameters, states, strict=True):
+            rows = {name: held.cut(tensor) for name, tensor in state.items()}
+            self.optimizer.state[parameter].update(rows)
+        log.info("train: each of %d ranks keeps a part of weights and moments", ranks.size())
 
     def scale_fc(self, scale_LD: Tensor) -> None:
         """Multiply fc's columns; exact, as the factors are powers of two."""
@@ -160,9 +175,11 @@ class Run:
         """Return the validation row, none where there is nothing to validate on."""
         val, total = self.corpus.val, None
         with torch.no_grad(), self.clock.timed("evaluate"):
+            self.held.gather()
             for documents in plan_epoch(val.lengths, self.settings.tokens_per_step, seed=0):
                 _, tally, _ = self.measure(val, documents)
                 total = tally if total is None else total.plus(tally)
+            self.held.release()
         if total is None:
             return []
         return [{"split": "val", "step": step, "epoch": epoch, **figures(total)}]
@@ -179,9 +196,11 @@ class Run:
             group["lr"] = lr
         epoch, documents = self.plan[step]
         self.optimizer.zero_grad()
+        with self.clock.timed("exchange"):
+            self.held.gather()
         loss, tally, tokens = self.measure(self.corpus.train, documents)
         with self.clock.timed("exchange"):
-            ranks.sum_gradients(list(self.drafter.parameters()))
+            self.held.reduce()
         with self.clock.timed("optimiser"):
             norm = self._take_step(step, loss)
         self.clock.tokens += tokens
@@ -191,7 +210,8 @@ class Run:
 
     def _take_step(self, step: int, loss: Tensor) -> Tensor:
         """Let the optimiser step along the clipped gradient, and return its norm before that."""
-        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), self.settings.clip_norm)
+        parameters = self.held.parameters
+        norm = gathered(nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm))
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise EyasError(
                 f"train: step {step + 1} of {len(self.plan)}: expected a finite loss and gradient, "
@@ -200,9 +220,9 @@ class Run:
                 "target's weights; the last checkpoint before this is kept",
             )
         first = step == 0 and len(self.parts) > 1
-        begin = [p.detach().clone() for p in self.drafter.parameters()] if first else []
+        begin = [p.detach().clone() for p in parameters] if first else []
         self.optimizer.step()
-        for parameter, kept in zip(self.drafter.parameters(), begin, strict=False):
+        for parameter, kept in zip(parameters, begin, strict=False):
             self.optimizer.state[parameter] |= {"begin": kept, "mean": torch.zeros_like(kept)}
         return norm
 
@@ -218,7 +238,7 @@ class Run:
         """
         if len(self.parts) == 1 or step != self.part_of(step)[-1]:
             return
-        for parameter in self.drafter.parameters():
+        for parameter in self.held.parameters:
             state = self.optimizer.state[parameter]
             state["mean"].add_(parameter, alpha=1.0 / len(self.parts))
             over = step + 1 == len(self.plan)
@@ -251,9 +271,11 @@ def train(
         run.scale_fc(run.corpus.aux_scale_LD)
         step, curve = 0, []
     ranks.agree(list(drafter.parameters()), step)
+    if saving.shard and ranks.size() > 1:
+        run.shard()
     if not step:
         curve = run.validate(0, 0)
-    saved_s = time.monotonic()
+    saved_s, names = time.monotonic(), [name for name, _ in drafter.named_parameters()]
     while step < len(run.plan):
         row, tokens = run.advance(step)
         curve.append(row)
@@ -266,11 +288,12 @@ def train(
         if not last:
             run.stir(step - 1)
         due = last or run.leaves_window(step) or time.monotonic() - saved_s >= saving.every_s
-        if ranks.leads() and due:
+        if ranks.leader_says(due):
             with run.clock.timed("save"):
-                save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
+                save_checkpoint(saving.path, names, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
+    run.held.gather()
     run.scale_fc(1.0 / run.corpus.aux_scale_LD)
     return curve
 

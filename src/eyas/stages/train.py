@@ -176,13 +176,13 @@ def train_together(params: Params, inputs: Inputs) -> Report:
     resumed = checkpoint.is_file()
     if resumed:
         log.info("train: going on from %s", checkpoint)
-    every_steps, clock = runtime.train.log_every_steps, Clock(cuda=torch.cuda.is_available())
-    with reporting(every_steps, clock) as on_step:
+    knobs, clock = runtime.train, Clock(cuda=torch.cuda.is_available())
+    with reporting(knobs.log_every_steps, clock) as on_step:
         curve = train(
             drafter,
             build_corpus(drafter, inputs, scale_LD),
             inputs.settings,
-            Saving(path=checkpoint, every_s=runtime.train.checkpoint_every_s),
+            Saving(path=checkpoint, every_s=knobs.checkpoint_every_s, shard=knobs.shard),
             on_step=on_step,
             clock=clock,
         )
@@ -197,7 +197,7 @@ def train_together(params: Params, inputs: Inputs) -> Report:
         write_json(OUT / "training.json", facts)
         shutil.rmtree(checkpoint.parent)
     return dataclasses.replace(
-        build_report(facts | costs, curve, every_steps, clock.shares(), resumed=resumed),
+        build_report(facts | costs, curve, knobs.log_every_steps, clock.shares(), resumed=resumed),
         inputs=(MANIFEST, MIXTURE / "train.parquet", MIXTURE / "val.parquet"),
         artifacts=(OUT / "config.json", OUT / "curves.jsonl", OUT / "training.json"),
     )

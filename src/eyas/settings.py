@@ -206,6 +206,7 @@ class Drafter:
     num_attention_heads: int | None  # null: the target's
     num_key_value_heads: int | None  # null: the target's
     intermediate_size: int | None  # null: the target's
+    fc_norm: bool = False  # EAGLE-3.1's RMS norm of each aux state before fc
     mla: Mla = Mla()  # eagle3_mla: its sizes
 
 

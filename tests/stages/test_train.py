@@ -23,6 +23,7 @@ from eyas.files import read_json, read_jsonl, write_json
 from eyas.parquet import write_samples
 from eyas.records import Sample
 from eyas.stages import extract, train
+from eyas.states.store import Store, read_manifest
 
 RUNTIME = read_params().value("runtime") | {
     "tracking": "off",
@@ -142,6 +143,38 @@ def test_latent_attention_learns_and_its_export_drafts(
     runner = DraftRunner(served, config, torch.randn(97, 48))
     drafts = runner.propose([3, 4, 5], torch.randn(3, 3, 48), 3)
     assert all(served["t2d"][token] for token in drafts)
+
+
+@pytest.mark.parametrize("fc_norm", [False, True])
+def test_all_that_is_trained_on_has_normed_states_where_fc_does(home: Path, fc_norm: bool) -> None:
+    store = Store(read_manifest(train.MANIFEST), Path(RUNTIME["store"]))
+    inputs = train.read_inputs(params(drafter={"fc_norm": fc_norm}), store)
+    for documents in (inputs.train, inputs.val):
+        aux_TLD = documents.read(0).aux_TLD
+        sizes_TL = aux_TLD.square().mean(-1).sqrt()
+        assert torch.allclose(sizes_TL, torch.ones(()), atol=1e-3) == fc_norm
+
+
+@pytest.mark.parametrize("family", ["eagle3", "eagle3_mla"])
+def test_normed_aux_states_are_learnt_from_a_start_of_their_own(home: Path, family: str) -> None:
+    sizes = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 10, "v_head_dim": 6}
+    shape = {"family": family, "fc_norm": True, "mla": sizes | {"qk_rope_head_dim": 4}}
+    report = train.work(params(drafter=shape, feedback_rounds=1, epochs=6))
+    losses = [r["loss_step1"] for r in read_curve() if r["split"] == "train"]
+    an_epoch = len(losses) // 6
+    assert sum(losses[-an_epoch:]) < sum(losses[:an_epoch]), losses
+    end = load_file(home / "models/drafter/drafter.safetensors")
+    assert all(bool((end[f"fc_norm.{i}.weight"] != 1.0).any()) for i in range(3)), "all are trained"
+    config = load_config(home / "models/drafter/config.json")
+    assert config.fc_norm
+    write_export(home / "models/export", end, config, "card")
+    assert read_json(home / "models/export/config.json")["fc_norm"] is True
+    served = read_export(home / "models/export", config)
+    drafts = DraftRunner(served, config, torch.randn(97, 48)).propose(
+        [3, 4, 5], torch.randn(3, 3, 48), 3
+    )
+    assert all(served["t2d"][token] for token in drafts)
+    assert report.metrics["steps"] > 0
 
 
 def test_a_plain_query_is_trained_and_told_that_no_server_loads_it(

@@ -46,6 +46,11 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     }
     return {
         "fc.weight": (width, len(c.aux_layers) * c.target_hidden_size),
+        **{
+            f"fc_norm.{i}.weight": (c.target_hidden_size,)
+            for i in range(len(c.aux_layers))
+            if c.fc_norm
+        },
         **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
         "norm.weight": (width,),
         "lm_head.weight": (c.draft_vocab_size, width),

@@ -32,6 +32,7 @@ from eyas.drafter.clock import Clock
 from eyas.drafter.config import DrafterConfig, make_config, save_config
 from eyas.drafter.feedback import refine
 from eyas.drafter.induction import look_back
+from eyas.drafter.layers import unit_rms
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting, summarise
@@ -63,15 +64,22 @@ log = logging.getLogger("eyas")
 class StoredDocuments:
     """The mixture's samples with their states; a sample without a prediction is left out.
 
-    With `turns`, reading a sample brings its window, and the one before is gone.
+    With `turns`, reading a sample brings its window, and the one before is gone. With `fc_norm_eps`
+    aux states come with an RMS of one: all that trains the drafter sees what its fc_norm makes, but
+    for its weights.
     """
 
     def __init__(
-        self, store: Store, samples: Sequence[Sample], turns: Windows | None = None
+        self,
+        store: Store,
+        samples: Sequence[Sample],
+        turns: Windows | None = None,
+        fc_norm_eps: float | None = None,
     ) -> None:
         replies = [_replies(sample) for sample in samples]
         useful = [i for i, reply_T in enumerate(replies) if len(predictions(reply_T))]
         self._store, self._turns, self._window = store, turns, 0 if turns is None else None
+        self._fc_norm_eps = fc_norm_eps
         windows = turns.job.windows_of_samples() if turns else [0] * len(samples)
         self.windows = [windows[i] for i in useful]
         self._ids = [samples[i].id for i in useful]
@@ -92,10 +100,11 @@ class StoredDocuments:
                 f"{MANIFEST}: sample {self._ids[index]} has other tokens than the mixture",
                 hint="re-run extract",
             )
+        aux_TLD, eps = states.aux_TLD, self._fc_norm_eps
         return Document(
             input_ids_T=states.input_ids,
             reply_T=self.replies[index],
-            aux_TLD=states.aux_TLD,
+            aux_TLD=aux_TLD if eps is None else unit_rms(aux_TLD, eps),
             final_TD=states.final_TD,
             top_T2K=states.top_T2K,
         )
@@ -225,13 +234,15 @@ def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> I
                 f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
                 hint="re-run extract",
             )
+    shape, head = params.section("drafter", DrafterSettings), load_head(TARGET)
+    eps = head.norm_eps if shape.fc_norm else None
     return Inputs(
-        shape=params.section("drafter", DrafterSettings),
+        shape=shape,
         settings=params.section("train", Train),
-        head=load_head(TARGET),
+        head=head,
         store=store,
-        train=StoredDocuments(store, samples["train"], turns),
-        val=StoredDocuments(store, samples["val"]),
+        train=StoredDocuments(store, samples["train"], turns, eps),
+        val=StoredDocuments(store, samples["val"], None, eps),
         turns=turns,
     )
 

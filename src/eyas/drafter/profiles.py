@@ -157,20 +157,16 @@ _CLASSES = {
 def _flat(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
     """Return the form of EAGLE, with rope in the old and the new form for servers of either age."""
     name, layer = _CLASSES[config.family]
-    norm = {"fc_norm": True} if config.fc_norm else {}
-    return (
-        layer(config)
-        | norm
-        | {
-            "architectures": [name],
-            "target_hidden_size": config.target_hidden_size,
-            "draft_vocab_size": config.draft_vocab_size,
-            "rope_theta": config.rope_theta,
-            "rope_scaling": _yarn(config),
-            "torch_dtype": "bfloat16",
-            "eagle_config": {_IDS: layer_ids, "use_aux_hidden_state": True},
-        }
-    )
+    return layer(config) | {
+        **({"fc_norm": True} if config.fc_norm else {}),
+        "architectures": [name],
+        "target_hidden_size": config.target_hidden_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": _yarn(config),
+        "torch_dtype": "bfloat16",
+        "eagle_config": {_IDS: layer_ids, "use_aux_hidden_state": True},
+    }
 
 
 def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from eyas.desk.params import read_params
 from eyas.drafter import acceptance as ac
 from eyas.drafter.config import DrafterConfig, make_config
+from eyas.drafter.layers import unit_rms
 from eyas.drafter.packing import Document, Documents, number_replies
 from eyas.drafter.verifier import Target
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens
@@ -99,6 +100,25 @@ class Some:
     def read(self, index: int) -> Document:
         """Return a document."""
         return self._documents.read(self._chosen[index])
+
+
+class Normed:
+    """Documents as a drafter with `fc_norm` is trained on them: aux states have an RMS of one."""
+
+    def __init__(self, documents: Documents, eps: float) -> None:
+        self._documents, self._eps, self.lengths = documents, eps, documents.lengths
+
+    def read(self, index: int) -> Document:
+        """Return a document."""
+        document = self._documents.read(index)
+        return dataclasses.replace(document, aux_TLD=unit_rms(document.aux_TLD, self._eps))
+
+
+def with_fc_norm(data: Data) -> Data:
+    """Return the same for drafters with `fc_norm`."""
+    config = dataclasses.replace(data.config, fc_norm=True)
+    normed = Normed(data.documents, config.rms_norm_eps)
+    return dataclasses.replace(data, config=config, documents=normed)
 
 
 def anchor_split(folder: Path) -> Data:

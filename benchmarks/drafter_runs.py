@@ -48,6 +48,7 @@ class Recipe:
     settings: Mapping[str, Any] = field(default_factory=dict)  # epochs: null takes what fits
     fc_rate: float = 1.0  # learning rate of fc, relative to the others
     temperature: float = 1.0  # of the teacher
+    fc_norm: bool = False  # drafter.fc_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drafter_data import KEPT, Data, anchor, anchor_split, finished_run
+from drafter_data import KEPT, Data, anchor, anchor_split, finished_run, with_fc_norm
 from drafter_runs import Place, Recipe, build
 
 from eyas.desk.params import read_params
@@ -84,6 +84,10 @@ RECIPES = {
     "induction_3_lk": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3, "loss": "lk"}),
     "soup_2_of_2": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 2, "soup": 2}),
     "soup_2_of_3": Recipe(trainer="eyas", settings={**_LOOKING, "epochs": 3, "soup": 2}),
+    "fc_norm_untrained": Recipe(trainer="none", fc_norm=True),
+    "fc_norm_epochs_1": Recipe(trainer="eyas", fc_norm=True, settings={"epochs": 1}),
+    "fc_norm_epochs_3": Recipe(trainer="eyas", fc_norm=True, settings={"epochs": 3}),
+    "epochs_1": Recipe(trainer="eyas", settings={"epochs": 1}),
     "lr_4e-4": Recipe(trainer="eyas", settings={"lr": 4e-4}),
 }
 
@@ -120,6 +124,7 @@ def main() -> None:
 def run(data: Data, name: str, seed: int, place: Place) -> tuple[dict[str, Any], Gains]:
     """Make a drafter, or take the one that is kept; return its line and its gains by prompt."""
     recipe, base = RECIPES[name], with_dtype(read_params().section("train", Train), cuda=False)
+    data = with_fc_norm(data) if recipe.fc_norm else data
     base = dataclasses.replace(base, seed=seed)
     folder = KEPT / key_of(data, recipe, base, place)
     kept = folder / "result.json"

@@ -9,7 +9,7 @@ same is asked of a second drafter, made so that no tensor may be misread (benchm
 Reads: models/target, models/export, models/drafter, data/heldout, params.yaml of a run's folder.
 Writes: var/sglang/server.log. Prints one JSON line; exits 1 where a bar is missed.
 
-Run: make test-sglang, or python benchmarks/serve_sglang.py [--folder FOLDER | --tiny]
+Run: make test-sglang, or python benchmarks/serve_sglang.py [--folder FOLDER | --tiny --set ...]
 """
 
 import argparse
@@ -71,11 +71,12 @@ def main() -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--folder", type=Path, default=Path(), help="a folder with a finished run")
     kind.add_argument("--tiny", action="store_true", help="run the tiny experiment first")
+    parser.add_argument("--set", nargs="*", default=[], help="options of the tiny experiment")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-new-tokens", type=int, default=48)
     given = parser.parse_args()
     with (
-        working_folder(given.folder, tiny=given.tiny) as folder,
+        working_folder(given.folder, given.set, tiny=given.tiny) as folder,
         contextlib.chdir(folder),
         tempfile.TemporaryDirectory(prefix="eyas-probe-") as scratch,
     ):
@@ -93,24 +94,24 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def working_folder(folder: Path, *, tiny: bool) -> Generator[Path]:
+def working_folder(folder: Path, options: Sequence[str], *, tiny: bool) -> Generator[Path]:
     """Give the folder of a finished run: this one, or a temporary one of the tiny experiment."""
     if not tiny:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="eyas-tiny-") as name:
-        make_tiny_run(Path(name))
+        make_tiny_run(Path(name), options)
         yield Path(name)
 
 
-def make_tiny_run(folder: Path) -> None:
+def make_tiny_run(folder: Path, options: Sequence[str]) -> None:
     """Run every stage up to the export, on a target of a few million parameters."""
     for name in _OF_A_RUN:
         source, copied = sglang.ROOT / name, folder / name
         copied.parent.mkdir(parents=True, exist_ok=True)
         (copytree if source.is_dir() else copy2)(source, copied)
     with contextlib.chdir(folder):
-        text = compose(["experiment=tiny", "runtime.tracking=off"], Path("conf"))
+        text = compose(["experiment=tiny", "runtime.tracking=off", *options], Path("conf"))
         PARAMS_FILE.write_text(text, encoding="utf-8")
         tree = yaml.safe_load(text)
         stages = yaml.safe_load(Path("dvc.yaml").read_text(encoding="utf-8"))["stages"]

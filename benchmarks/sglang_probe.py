@@ -43,15 +43,18 @@ def probe_of(
         if f"{_ATTENTION}{norm}.weight" in tensors
     }
     first, query = _LATENT if inner else _LLAMA
+    before_fc = sorted(name for name in tensors if name.startswith("fc_norm."))
     scale_D = {
         name: _signed_powers(len(tensors[name]), generator)
-        for name in (_INPUT, _HIDDEN, _MLP, _FINAL, *inner)
+        for name in (_INPUT, _HIDDEN, _MLP, _FINAL, *inner, *before_fc)
     }
     both = torch.cat([scale_D[_INPUT], scale_D[_HIDDEN]])  # the order in which they are read
     readers = {f"{_ATTENTION}{name}.weight": both for name in first}
     readers |= {reader: scale_D[norm] for norm, reader in inner.items()}
     readers |= {f"{_LAYER}mlp.{name}_proj.weight": scale_D[_MLP] for name in ("gate", "up")}
     readers["lm_head.weight"] = scale_D[_FINAL]
+    if before_fc:
+        readers["fc.weight"] = torch.cat([scale_D[name] for name in before_fc])
     probe = dict(tensors)
     probe |= {name: tensors[name] * scale for name, scale in scale_D.items()}
     probe |= {name: tensors[name] / scale for name, scale in readers.items()}

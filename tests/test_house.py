@@ -100,7 +100,7 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 
 def test_the_whole_source_stays_within_its_budget() -> None:
-    assert sum(p.read_text(encoding="utf-8").count("\n") for p in MODULES) <= 25_800
+    assert sum(p.read_text(encoding="utf-8").count("\n") for p in MODULES) <= 26_100
 
 
 def test_locks_name_no_host_and_no_cuda() -> None:

@@ -306,8 +306,10 @@ LATENT = dataclasses.replace(
     num_key_value_heads=4,
 )
 
+NORMED = dataclasses.replace(CONFIG, fc_norm=True)
 
-@pytest.mark.parametrize(("config", "num_norms"), [(CONFIG, 4), (LATENT, 6)])
+
+@pytest.mark.parametrize(("config", "num_norms"), [(CONFIG, 4), (LATENT, 6), (NORMED, 7)])
 def test_a_probe_drafts_as_its_original_though_all_its_norms_are_others(
     probe: Any, config: DrafterConfig, num_norms: int
 ) -> None:

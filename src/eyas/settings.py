@@ -207,6 +207,7 @@ class Drafter:
     num_attention_heads: int | None  # null: the target's
     num_key_value_heads: int | None  # null: the target's
     intermediate_size: int | None  # null: the target's
+    fc_norm: bool = False  # EAGLE-3.1's RMS norm of each aux state before fc
     mla: Mla = Mla()  # eagle3_mla: its sizes
 
 
@@ -276,6 +277,7 @@ class TrainRuntime:
 
     checkpoint_every_s: float  # what a kill costs at most
     log_every_steps: int  # a line, and a point of the curves in MLflow
+    shard: bool = False  # of several ranks each keeps a part of weights and moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

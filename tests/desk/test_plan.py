@@ -89,8 +89,11 @@ def test_windows_are_captured_once_for_the_start_and_in_every_epoch(tree: dict[s
     tree["extract"]["window_gb"] = 0.2
     write_json(desk.EXTRACT, {"tokens_per_s": 106.4})
     times = "at most 0.2 GB at a time, captured {} times; extraction: {}"
+    tree["train"] |= {"epochs": 3, "soup": 1, "induction": False}
     assert times.format(4, "67 min") in shown(desk.make_plan(Params(tree)))
     tree["train"]["induction"] = True
+    assert times.format(6, "100 min") in shown(desk.make_plan(Params(tree)))
+    tree["train"] |= {"epochs": 1, "soup": 3}
     assert times.format(6, "100 min") in shown(desk.make_plan(Params(tree)))
     tree["train"]["start"] = "random"
     assert times.format(3, "50 min") in shown(desk.make_plan(Params(tree)))

@@ -95,6 +95,14 @@ def test_a_failure_is_told_with_its_reason(tmp_path: Path) -> None:
     assert "train: loss is not finite" in text
 
 
+def test_a_training_at_work_tells_where_its_time_goes(tmp_path: Path) -> None:
+    facts = {"done": 3, "total": 10, "unit": "steps", "eta_s": 9.0}
+    Status("train", tmp_path).tell("run", facts | {"shares": {"fetch": 0.25, "forward": 0.75}})
+    assert "train: time: fetch 25 %, forward 75 %" in shown(tmp_path)[0]
+    Status("train", tmp_path).end("done", "10 steps")
+    assert "time:" not in shown(tmp_path)[0]
+
+
 def test_the_last_word_of_another_process_is_not_taken_over(tmp_path: Path) -> None:
     Status("train", tmp_path).tell("run", {"done": 3, "total": 10, "unit": "steps", "eta_s": 9.0})
     path = tmp_path / "train.json"

@@ -68,6 +68,13 @@ def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
     assert load_config(tmp_path / "config.json") == make()
 
 
+def test_a_norm_before_fc_is_written_where_there_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    save_config(path, make(fc_norm=True))
+    assert load_config(path) == make(fc_norm=True)
+    assert read_json(path)["fc_norm"] is True
+
+
 @pytest.mark.parametrize("value", [[1], {"hidden_size": 3}])
 def test_a_foreign_config_names_the_file(tmp_path: Path, value: object) -> None:
     write_json(tmp_path / "config.json", value)
@@ -78,4 +85,4 @@ def test_a_foreign_config_names_the_file(tmp_path: Path, value: object) -> None:
 def test_every_key_is_written_but_those_of_another_family(tmp_path: Path) -> None:
     save_config(tmp_path / "config.json", make())
     fields = {field.name for field in dataclasses.fields(DrafterConfig)}
-    assert set(read_json(tmp_path / "config.json")) == fields - {"family", "mla"}
+    assert set(read_json(tmp_path / "config.json")) == fields - {"family", "mla", "fc_norm"}

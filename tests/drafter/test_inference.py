@@ -1,5 +1,6 @@
 """The drafter's decoding against a computation from scratch, and against the training code."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,6 +108,35 @@ def test_chains_from_the_cache_equal_those_computed_from_scratch(
         seen = committed - 1
         distinct |= set(expected)
     assert len(distinct) > 5, "the drafts differ enough to tell an error"
+
+
+def test_a_norm_before_fc_is_that_of_each_state_by_its_own_weights(
+    llama: Any,
+    path: tuple[list[int], Tensor],
+    llama_drafter: dict[str, Tensor],
+    llama_drafter_config: DrafterConfig,
+) -> None:
+    ids, aux_TLD = path
+    generator = torch.Generator().manual_seed(0)
+    norms_LD = torch.rand(3, 48, generator=generator) + 0.5
+    config = dataclasses.replace(llama_drafter_config, fc_norm=True)
+    tensors = llama_drafter | {f"fc_norm.{i}.weight": norms_LD[i] for i in range(3)}
+    embed_VD = llama.get_input_embeddings().weight.detach()
+    normed = DraftRunner(tensors, config, embed_VD)
+    plain = DraftRunner(llama_drafter, llama_drafter_config, embed_VD)
+    mean_TL1 = aux_TLD.square().mean(-1, keepdim=True)
+    by_hand_TLD = norms_LD * aux_TLD / (mean_TL1 + config.rms_norm_eps).sqrt()
+    attended = normed.attend(ids, aux_TLD), plain.attend(ids, by_hand_TLD)
+    for got, wanted in zip(*attended, strict=True):
+        torch.testing.assert_close(got, wanted)
+    drafts = [
+        (runner.draft_everywhere(ids, aux, NUM_DRAFTS), ac.drafting(runner)(ids, aux, NUM_DRAFTS))
+        for runner, aux in ((normed, aux_TLD), (plain, by_hand_TLD))
+    ]
+    assert torch.equal(drafts[0][0], drafts[1][0])
+    assert drafts[0][1] == drafts[1][1]
+    raw = plain.draft_everywhere(ids, aux_TLD, NUM_DRAFTS)
+    assert not torch.equal(raw, drafts[0][0]), "without the norms they are others"
 
 
 def test_decoding_and_training_code_give_the_same_logits(

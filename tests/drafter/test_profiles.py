@@ -1,5 +1,6 @@
 """Every profile against a reference forward that reads the folder as its server does."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig
 from eyas.drafter.export import WEIGHTS, read_export, served_tensors, write_export
+from eyas.drafter.layers import unit_rms
 from eyas.drafter.model import Drafter
 from eyas.drafter.profiles import PROFILES
 from eyas.drafter.unroll import build_layout
@@ -40,10 +42,9 @@ def speculators(
 ) -> tuple[list[int], Json, dict[str, Tensor]]:
     """The layer's shape is nested; flags that are on would change the forward."""
     assert not any(config[f"norm_{name}"] for name in ("before_residual", "before_fc", "output"))
-    assert not config["fc_norm"]
     assert not any(name.startswith("midlayer.") for name in tensors)
     named = {k.replace("layers.0.", "midlayer."): v for k, v in tensors.items()}
-    nested = config["transformer_layer_config"]
+    nested = config["transformer_layer_config"] | {"fc_norm": config["fc_norm"]}
     return config["eagle_aux_hidden_state_layer_ids"], nested, named
 
 
@@ -57,11 +58,14 @@ def reference_logits(folder: Path, reader: Callable[..., Any], llama: Any) -> Te
     with torch.no_grad():
         states = llama(torch.tensor([IDS]), output_hidden_states=True).hidden_states
     # entry k enters layer k: what servers capture for an id k that they do not shift
-    aux = torch.cat([states[k][0, :-1].double() for k in layer_ids], dim=-1)
+    each = [states[k][0, :-1].double() for k in layer_ids]
 
     def norm(x: Tensor, name: str) -> Tensor:
         return w[name] * x / (x.square().mean(-1, keepdim=True) + c["rms_norm_eps"]).sqrt()
 
+    if c.get("fc_norm"):
+        each = [norm(x, f"fc_norm.{place}.weight") for place, x in enumerate(each)]
+    aux = torch.cat(each, dim=-1)
     hidden = aux @ w["fc.weight"].T
     embedded = llama.get_input_embeddings().weight[torch.tensor(IDS[1:])].double()
     both = torch.cat(
@@ -109,23 +113,42 @@ def trained_logits(llama: Any, config: DrafterConfig, tensors: dict[str, Tensor]
         states = llama(torch.tensor([IDS]), output_hidden_states=True).hidden_states
         aux_TLD = torch.stack([states[i + 1][0].double() for i in config.aux_layers], dim=1)
         embed_TD = llama.get_input_embeddings().weight[torch.tensor(IDS)].double()
+        if config.fc_norm:
+            aux_TLD = unit_rms(aux_TLD, config.rms_norm_eps)
         rows = len(IDS) - 1
         layout = build_layout(torch.arange(1, rows + 1), [len(IDS)], 1)
         return drafter.logits(drafter.unroll(embed_TD, aux_TLD, layout, 1)[0])
 
 
+@pytest.mark.parametrize("fc_norm", [False, True])
 @pytest.mark.parametrize("profile", sorted(PROFILES))
 def test_a_server_that_reads_the_folder_computes_the_trained_logits(
     tmp_path: Path,
     profile: str,
+    fc_norm: bool,
     llama: Any,
     llama_drafter_config: DrafterConfig,
     llama_drafter: dict[str, Tensor],
 ) -> None:
-    write_export(tmp_path, llama_drafter, llama_drafter_config, "", profile, "org/target")
-    expected = trained_logits(llama, llama_drafter_config, llama_drafter)
+    config = dataclasses.replace(llama_drafter_config, fc_norm=fc_norm)
+    norms = {f"fc_norm.{i}.weight": torch.rand(48) + 0.5 for i in range(3) if fc_norm}
+    tensors = llama_drafter | norms
+    write_export(tmp_path, tensors, config, "", profile, "org/target")
+    assert read_export(tmp_path, config).keys() == tensors.keys()
+    expected = trained_logits(llama, config, tensors)
     served = reference_logits(tmp_path, READERS[profile], llama)
     torch.testing.assert_close(served, expected, rtol=1e-4, atol=1e-4)  # rope tables are float32
+
+
+def test_norms_that_the_shape_does_not_have_are_refused(
+    llama_drafter_config: DrafterConfig, llama_drafter: dict[str, Tensor], tmp_path: Path
+) -> None:
+    norms = {f"fc_norm.{i}.weight": torch.ones(48) for i in range(3)}
+    with pytest.raises(EyasError, match=r"unknown tensor 'fc_norm\.0\.weight'"):
+        write_export(tmp_path, llama_drafter | norms, llama_drafter_config, "")
+    config = dataclasses.replace(llama_drafter_config, fc_norm=True)
+    with pytest.raises(EyasError, match=r"missing tensor 'fc_norm\.0\.weight'"):
+        write_export(tmp_path, llama_drafter, config, "")
 
 
 def test_the_folder_of_sglang_makes_vllm_read_other_layers(

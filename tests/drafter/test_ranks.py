@@ -43,3 +43,9 @@ def test_alone_nothing_is_done() -> None:
     assert ranks.share(documents, [1, 1, 1, 1]) is documents
     ranks.sum_gradients([parameter])
     assert parameter.grad is None
+    assert [ranks.leader_says(value) for value in (True, False)] == [True, False]
+
+
+def test_a_rank_without_memory_does_not_blame_another() -> None:
+    with pytest.raises(torch.OutOfMemoryError), ranks.together():
+        raise torch.OutOfMemoryError("CUDA out of memory")

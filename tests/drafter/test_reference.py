@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eyas.drafter.config import DrafterConfig, MlaShape, Yarn
+from eyas.drafter.layers import unit_rms
 from eyas.drafter.losses import pack_loss
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, number_replies
@@ -128,7 +129,12 @@ def reference_rows(tiny, document: Document, steps: int) -> list[list[Tensor | N
 
     heads_of = latent_heads if config.mla else llama_heads
     heads: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-    hidden: list[Tensor] = [weights["fc.weight"] @ aux.flatten() for aux in document.aux_TLD]
+    hidden: list[Tensor] = []
+    for aux_LD in document.aux_TLD:
+        if config.fc_norm:
+            each = [norm(x, weights[f"fc_norm.{i}.weight"]) for i, x in enumerate(aux_LD)]
+            aux_LD = torch.stack(each)
+        hidden.append(weights["fc.weight"] @ aux_LD.flatten())
     outputs: list[list[Tensor | None]] = []
     for step in range(steps):
         rows = [t for t in range(length) if t + 1 + step < length]
@@ -309,6 +315,32 @@ def test_latent_attention_equals_the_form_in_which_servers_cache_the_latent(
             assert grad.dtype == torch.float32, name
             error = float((grad - exact).norm() / exact.norm())
             assert error < bound, (name, error)
+
+
+@pytest.mark.parametrize("family", ["eagle3", "eagle3_mla"])
+def test_normed_aux_states_equal_the_reference(tiny, family: str) -> None:
+    shape = tiny.config if family == "eagle3" else latent(tiny.config, 7, None)
+    config = dataclasses.replace(shape, fc_norm=True)
+    drafter = Drafter(config, tiny.drafter.t2d)
+    random_start(drafter, seed=3)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in drafter.double().parameters():
+            factor = 0.5 + torch.rand(parameter.shape, generator=generator)
+            parameter.mul_(15.0 if parameter.ndim > 1 else factor)
+    tiny = dataclasses.replace(tiny, config=config, drafter=drafter)
+    parameters = dict(drafter.named_parameters())
+    expected = reference_loss(tiny, 3)
+    want = torch.autograd.grad(expected, list(parameters.values()))
+    pack = Packer(tiny.documents, tiny.favourites, drafter.t2d).pack([0, 1, 2])
+    read = dataclasses.replace(pack, aux_TLD=unit_rms(pack.aux_TLD, config.rms_norm_eps))
+    embed_TD = tiny.embed_VD[pack.input_ids_T]
+    got, _ = pack_loss(drafter, read, embed_TD, tiny.draft_head(), (1.0, DECAY, DECAY**2))
+    grads = torch.autograd.grad(got, list(parameters.values()))
+    torch.testing.assert_close(got, expected, rtol=TOLERANCE, atol=0)
+    for name, grad, wanted in zip(parameters, grads, want, strict=True):
+        assert wanted.abs().max() > 1e-3, name
+        torch.testing.assert_close(grad, wanted, rtol=TOLERANCE, atol=TOLERANCE, msg=name)
 
 
 @pytest.mark.parametrize("spans", [[(1, 4)], []])

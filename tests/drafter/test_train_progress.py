@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from eyas.drafter import progress as progress_module
+from eyas.drafter.clock import Clock
 from eyas.drafter.progress import Meter, reporting
 from eyas.drafter.training import Progress
 
@@ -27,7 +28,7 @@ def step(number: int) -> Progress:
 
 
 def test_the_line_gives_rate_and_time_left_of_this_run_not_of_the_resumed_part() -> None:
-    meter = Meter(100.0)
+    meter = Meter(100.0, Clock())
     meter.line(step(5), 101.0)
     assert meter.line(step(6), 104.0) == (
         "step 6/10 | epoch 2 | loss 2.500 | accuracy 0.250 | acceptance length 1.50 | "
@@ -40,7 +41,7 @@ def test_without_a_terminal_there_is_a_line_now_and_then_and_at_the_end(
 ) -> None:
     clock = iter(range(0, 1000, 8))
     monkeypatch.setattr(progress_module.time, "monotonic", lambda: float(next(clock)))
-    with caplog.at_level(logging.INFO, logger="eyas"), reporting(1) as on_step:
+    with caplog.at_level(logging.INFO, logger="eyas"), reporting(1, Clock()) as on_step:
         for number in range(1, 11):
             on_step(step(number))
     assert [message.split(" |")[0] for message in caplog.messages] == [
@@ -52,7 +53,7 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with reporting(2) as on_step:
+    with reporting(2, Clock()) as on_step:
         for number in range(1, 11):
             on_step(step(number))
     assert "step 10/10" in terminal.getvalue()

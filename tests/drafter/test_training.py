@@ -1,13 +1,22 @@
 import dataclasses
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from eyas.drafter import checkpoint
-from eyas.drafter.checkpoint import digest_of, load_drafter, save_drafter
+from eyas.drafter.checkpoint import (
+    digest_of,
+    load_checkpoint,
+    load_drafter,
+    save_checkpoint,
+    save_drafter,
+)
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Packer
 from eyas.drafter.schedule import (
@@ -19,6 +28,7 @@ from eyas.drafter.schedule import (
     rate_at,
     with_dtype,
 )
+from eyas.drafter.sharding import Sharded, gathered
 from eyas.drafter.training import Corpus, Progress, Run, Saving, train
 from eyas.errors import EyasError
 from eyas.settings import Train
@@ -173,10 +183,84 @@ def test_the_best_epoch_is_the_first_of_the_longest(
 def test_patience_without_a_validation_split_is_refused() -> None:
     settings = dataclasses.replace(SETTINGS, patience=2)
     check_length(settings, num_val=1)
-    with pytest.raises(
-        EyasError, match=r"train.patience: got 2, and the validation split is empty"
-    ):
+    expected = r"train.patience: got 2, and the validation split is empty"
+    with pytest.raises(EyasError, match=expected):
         check_length(settings, num_val=0)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """Be a group of one rank; what two do is in tests/stages/test_train.py."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_between_steps_a_sharded_drafter_has_no_weights_and_a_rank_its_rows(tiny, group) -> None:
+    drafter, before = make_drafter(tiny), make_drafter(tiny).state_dict()
+    held = Sharded(drafter)
+    assert sum(p.untyped_storage().nbytes() for p in drafter.parameters()) == 0
+    assert all(isinstance(rows.data, DTensor) for rows in held.parameters)
+    held.gather()
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    drafter.fc.weight.grad = torch.full_like(drafter.fc.weight, 2.0)
+    held.reduce()
+    assert drafter.fc.weight.grad is None
+    first, *others = (gathered(rows.grad) for rows in held.parameters if rows.grad is not None)
+    assert torch.equal(first, torch.full_like(before["fc.weight"], 2.0))
+    assert len(others) == len(held.parameters) - 1, "a weight without a gradient has zeros"
+    assert not any(bool(gradient.any()) for gradient in others)
+
+
+def begin(tiny, *, sharded: bool, checkpoint: Path | None = None) -> Run:
+    settings = dataclasses.replace(SETTINGS, epochs=1, soup=2)
+    run = Run(make_drafter(tiny), make_corpus(tiny), settings)
+    if checkpoint:
+        load_checkpoint(checkpoint, run.drafter, run.optimizer)
+    if sharded:
+        run.shard()
+    return run
+
+
+def go_on(run: Run, steps: range) -> list[Row]:
+    rows = []
+    for step in steps:
+        rows += [run.advance(step)[0], *run.validate(step, 1)]
+        run.stir(step)
+    return rows
+
+
+def keep(run: Run, path: Path) -> Path:
+    names = [name for name, _ in run.drafter.named_parameters()]
+    save_checkpoint(path, names, run.optimizer, step=2, curve=[])
+    return path
+
+
+def ended(run: Run) -> dict[str, torch.Tensor]:
+    run.held.gather()
+    return run.drafter.state_dict()
+
+
+def test_a_sharded_run_steps_as_a_whole_one_from_a_checkpoint_of_either(
+    tiny, group, tmp_path: Path
+) -> None:
+    whole, sharded = begin(tiny, sharded=False), begin(tiny, sharded=True)
+    steps = range(2, len(whole.plan))
+    rows = [go_on(run, range(2)) for run in (whole, sharded)]
+    files = [keep(whole, tmp_path / "whole"), keep(sharded, tmp_path / "sharded")]
+    resumed = [begin(tiny, sharded=True, checkpoint=file) for file in files]
+    for its, run in zip([*rows, [], []], (whole, sharded, *resumed), strict=True):
+        its += go_on(run, steps)
+    for one, two in zip(*rows, strict=True):
+        assert two.pop("split") == one.pop("split")
+        assert two == pytest.approx(one, rel=1e-10)
+    wanted = ended(whole)
+    for run in (sharded, *resumed):
+        for name, tensor in ended(run).items():
+            torch.testing.assert_close(tensor, wanted[name], rtol=1e-12, atol=1e-12, msg=name)
+    for name, tensor in ended(sharded).items():
+        assert torch.equal(ended(resumed[1])[name], tensor), name
 
 
 def test_auto_is_bfloat16_where_the_processor_multiplies_it(
@@ -311,7 +395,7 @@ def test_the_digest_names_the_source_of_all_that_makes_a_drafter(
         open_ends += [f"eyas.drafter.{name}" for name in names if name not in reached]
         reached |= set(names)
     # nothing in a drafter's weights depends on these
-    assert reached - set(digested) == {"checkpoint", "progress", "trees"}
+    assert reached - set(digested) == {"checkpoint", "clock", "progress", "trees"}
 
 
 def test_a_type_that_does_not_work_is_told(tiny, tmp_path: Path) -> None:

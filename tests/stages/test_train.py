@@ -23,6 +23,7 @@ from eyas.files import read_json, read_jsonl, write_json
 from eyas.parquet import write_samples
 from eyas.records import Sample
 from eyas.stages import extract, train
+from eyas.states.store import Store, read_manifest
 
 RUNTIME = read_params().value("runtime") | {
     "tracking": "off",
@@ -113,6 +114,12 @@ def test_the_stage_writes_a_whole_drafter_and_its_numbers(home: Path) -> None:
     assert facts["documents"] == NUM_TRAIN - 1, "the sample without a reply is left out"
     assert report.metrics["steps"] == len([r for r in read_curve() if r["split"] == "train"])
     assert report.metrics["train_cpu_s"] > 0
+    assert report.metrics["tokens_per_s"] > 0
+    shares = {key: value for key, value in report.metrics.items() if key.endswith("_share")}
+    kinds = ["fetch", "forward", "backward", "exchange", "optimiser", "evaluate", "save"]
+    assert list(shares) == [f"{kind}_share" for kind in kinds]
+    assert sum(shares.values()) == pytest.approx(1.0, abs=0.01)
+    assert re.search(r"time: fetch \d+ %, forward \d+ %, backward \d+ %", report.summary)
     assert "with the bonus token" in report.summary
     assert ("val_accuracy_step1", 0) in {(name, at) for name, at, _ in report.curves}
     assert not list((home / "var/checkpoints").iterdir()), "a finished run leaves no checkpoint"
@@ -136,6 +143,38 @@ def test_latent_attention_learns_and_its_export_drafts(
     runner = DraftRunner(served, config, torch.randn(97, 48))
     drafts = runner.propose([3, 4, 5], torch.randn(3, 3, 48), 3)
     assert all(served["t2d"][token] for token in drafts)
+
+
+@pytest.mark.parametrize("fc_norm", [False, True])
+def test_all_that_is_trained_on_has_normed_states_where_fc_does(home: Path, fc_norm: bool) -> None:
+    store = Store(read_manifest(train.MANIFEST), Path(RUNTIME["store"]))
+    inputs = train.read_inputs(params(drafter={"fc_norm": fc_norm}), store)
+    for documents in (inputs.train, inputs.val):
+        aux_TLD = documents.read(0).aux_TLD
+        sizes_TL = aux_TLD.square().mean(-1).sqrt()
+        assert torch.allclose(sizes_TL, torch.ones(()), atol=1e-3) == fc_norm
+
+
+@pytest.mark.parametrize("family", ["eagle3", "eagle3_mla"])
+def test_normed_aux_states_are_learnt_from_a_start_of_their_own(home: Path, family: str) -> None:
+    sizes = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 10, "v_head_dim": 6}
+    shape = {"family": family, "fc_norm": True, "mla": sizes | {"qk_rope_head_dim": 4}}
+    report = train.work(params(drafter=shape, feedback_rounds=1, epochs=6))
+    losses = [r["loss_step1"] for r in read_curve() if r["split"] == "train"]
+    an_epoch = len(losses) // 6
+    assert sum(losses[-an_epoch:]) < sum(losses[:an_epoch]), losses
+    end = load_file(home / "models/drafter/drafter.safetensors")
+    assert all(bool((end[f"fc_norm.{i}.weight"] != 1.0).any()) for i in range(3)), "all are trained"
+    config = load_config(home / "models/drafter/config.json")
+    assert config.fc_norm
+    write_export(home / "models/export", end, config, "card")
+    assert read_json(home / "models/export/config.json")["fc_norm"] is True
+    served = read_export(home / "models/export", config)
+    drafts = DraftRunner(served, config, torch.randn(97, 48)).propose(
+        [3, 4, 5], torch.randn(3, 3, 48), 3
+    )
+    assert all(served["t2d"][token] for token in drafts)
+    assert report.metrics["steps"] > 0
 
 
 def test_a_plain_query_is_trained_and_told_that_no_server_loads_it(
@@ -239,12 +278,12 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_files(
 def kill_at(monkeypatch: pytest.MonkeyPatch, *, step: int) -> None:
     true_train = train.train
 
-    def dying(*arguments: Any, on_step: Any) -> Any:
+    def dying(*arguments: Any, on_step: Any, **others: Any) -> Any:
         def watch(progress: Any) -> None:
             if progress.step == step:
                 raise KeyboardInterrupt
 
-        return true_train(*arguments, on_step=watch)
+        return true_train(*arguments, on_step=watch, **others)
 
     monkeypatch.setattr(train, "train", dying)
 
@@ -347,9 +386,13 @@ SHARED: dict[str, Any] = {
 }  # steps of two documents, and of one: a rank has none
 
 
-def launch(num_ranks: int, *, victim: int = -1, at_step: int = 0, soup: int = 1) -> Any:
+def launch(
+    num_ranks: int, *, victim: int = -1, at_step: int = 0, shard: bool = False, **changes: Any
+) -> Any:
     """Run the stage by torchrun; kill a rank at a step."""
-    settings = json.dumps(params(**SHARED, soup=soup)._tree | {"select": None})
+    knobs = RUNTIME | {"train": RUNTIME["train"] | {"shard": shard}}
+    tree = params(**SHARED, **changes)._tree | {"select": None, "runtime": knobs}
+    settings = json.dumps(tree)
     script = Path(__file__).with_name("train_rank.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={num_ranks}", str(script), settings, str(victim), str(at_step)]
@@ -409,3 +452,40 @@ def test_two_ranks_train_what_one_trains_and_survive_a_kill(home: Path) -> None:
     again = launch(2)
     assert "going on from" in again.stderr
     assert outs() == files, "resumed with as many ranks: the same bits"
+
+
+@pytest.mark.slow
+def test_two_ranks_with_half_of_the_weights_each_train_what_one_trains(home: Path) -> None:
+    train.work(params(**SHARED))
+    alone, curve = weights(), read_curve()
+    whole = launch(2, shard=True)
+    assert whole.returncode == 0, whole.stderr
+    assert whole.stderr.count("each of 2 ranks keeps a part of weights and moments") == 1
+    assert_near(weights(), alone)
+    files = outs()
+    for one, two in zip(curve, read_curve(), strict=True):
+        assert two.pop("split") == one.pop("split")
+        assert two == pytest.approx(one, rel=1e-5)
+    killed = launch(2, victim=1, at_step=3, shard=True)
+    assert killed.returncode != 0
+    shutil.copytree("var/checkpoints", "kept")
+    train.work(params(**SHARED))
+    assert [row["step"] for row in read_curve()] == [row["step"] for row in curve]
+    assert_near(weights(), alone)
+    shutil.copytree("kept", "var/checkpoints", dirs_exist_ok=True)
+    again = launch(2, shard=True)
+    assert "going on from" in again.stderr, again.stderr
+    assert outs() == files, "resumed with as many ranks: the same bits"
+
+
+@pytest.mark.slow
+def test_a_sharded_soup_in_bfloat16_is_that_of_ranks_that_hold_all(home: Path) -> None:
+    changes = {"soup": 2, "dtype": "bfloat16"}
+    assert launch(2, **changes).returncode == 0
+    expected, steps = weights(), len(read_curve()) - 3
+    killed = launch(2, victim=1, at_step=steps - 1, shard=True, **changes)
+    assert killed.returncode != 0
+    again = launch(2, shard=True, **changes)
+    assert "keeps a part" in again.stderr
+    assert "going on from" in again.stderr, again.stderr
+    assert_near(weights(), expected)

@@ -72,6 +72,8 @@ def render(found: Sequence[Word], now_s: float) -> Group:
         table.add_row(*_cells(word, state))
         if word["reason"] and (state != "done" or word is found[-1]):
             details.append(Text(f"{name_of(word)}: {word['reason']}", _STYLES.get(state, "")))
+        if word.get("shares") and state not in ("done", "failed"):
+            details.append(Text(f"{name_of(word)}: time: {words.shares(word['shares'])}"))
         if "budget" in word and state not in ("done",):
             details += _generation(word, now_s)
     return Group(table, *details)

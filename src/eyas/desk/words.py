@@ -1,5 +1,7 @@
 """Numbers as a reader wants them; what is unknown is a dash. Pure."""
 
+from collections.abc import Mapping
+
 Number = float | int | None
 UNKNOWN = "-"
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -18,6 +20,11 @@ def ratio(value: Number) -> str:
 def percent(share: Number, decimals: int = 1) -> str:
     """Return a share of 1 as a percentage."""
     return UNKNOWN if share is None else f"{100 * share:.{decimals}f} %"
+
+
+def shares(each: Mapping[str, float]) -> str:
+    """Return named shares of a whole."""
+    return ", ".join(f"{name} {percent(share, 0)}" for name, share in each.items())
 
 
 def dollars(value: Number) -> str:

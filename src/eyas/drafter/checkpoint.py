@@ -4,7 +4,7 @@ Reads, writes: models/drafter/*.safetensors, var/checkpoints/<digest>/*.safetens
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from eyas.drafter import ranks
 from eyas.drafter.model import Drafter
+from eyas.drafter.sharding import gathered
 from eyas.errors import EyasError
 from eyas.files import replacing, sha256_of
 from eyas.records import canonical_json
@@ -23,7 +24,7 @@ from eyas.records import canonical_json
 _START = ("config", "feedback", "induction", "inference", "ridge", "vocabulary")
 _STEP = (
     *("attention", "families", "head", "layers", "losses", "mla", "model", "packing", "ranks"),
-    *("schedule", "training", "unroll"),
+    *("schedule", "sharding", "training", "unroll"),
 )
 
 
@@ -52,19 +53,25 @@ def load_drafter(path: Path, drafter: Drafter) -> None:
 
 def save_checkpoint(
     path: Path,
-    drafter: Drafter,
+    names: Sequence[str],
     optimizer: torch.optim.Optimizer,
     *,
     step: int,
     curve: list[dict[str, Any]],
 ) -> None:
-    """Write all that a resumed run needs to end with the very same bits."""
+    """Let the leading rank write all that a resumed run needs to end with the very same bits.
+
+    All ranks must call it. `names` are those of the optimizer's parameters; what ranks hold rows of
+    is written whole, so that any number of them goes on from it.
+    """
     tensors = {"rng": torch.get_rng_state()}
-    for name, parameter in drafter.named_parameters():
-        tensors[f"weight/{name}"] = parameter.detach()
-        for kept, tensor in optimizer.state[parameter].items():
-            tensors[f"{kept}/{name}"] = tensor
-    save_tensors(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
+    for name, parameter in zip(names, optimizer.param_groups[0]["params"], strict=True):
+        for kept, tensor in {"weight": parameter.detach(), **optimizer.state[parameter]}.items():
+            whole = gathered(tensor)
+            if ranks.leads():
+                tensors[f"{kept}/{name}"] = whole.cpu()
+    if ranks.leads():
+        save_tensors(path, tensors, {"step": str(step), "curve": orjson.dumps(curve).decode()})
 
 
 def load_checkpoint(

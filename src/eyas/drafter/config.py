@@ -16,7 +16,7 @@ from eyas.settings import Drafter
 
 AUX_STATES = 3  # EAGLE-3 fuses this many of the target's layers; servers know no other number
 _REMAKE = "re-run the stage train"
-_OPTIONAL = {"family", "mla"}  # config.json of eagle3 is without
+_OPTIONAL = {"family", "mla", "fc_norm"}  # config.json is without where they are the defaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class DrafterConfig:
     eos_token_id: int | None
     family: str = "eagle3"
     mla: MlaShape | None = None  # of family eagle3_mla
+    fc_norm: bool = False  # EAGLE-3.1: each aux state is RMS-normed before fc
 
     @property
     def value_dim(self) -> int:
@@ -114,6 +115,7 @@ def make_config(
         eos_token_id=eos[0] if isinstance(eos, list) else eos,
         family=drafter.family,
         mla=mla,
+        fc_norm=drafter.fc_norm,
     )
     _check(config)
     return config
@@ -179,9 +181,10 @@ def _check(config: DrafterConfig) -> None:
 
 
 def save_config(path: Path, config: DrafterConfig) -> None:
-    """Write config.json; what only another family has is left out."""
+    """Write config.json; what is optional and at its default is left out."""
+    usual = {f.name: f.default for f in dataclasses.fields(config) if f.name in _OPTIONAL}
     value = dataclasses.asdict(config)
-    write_json(path, {k: v for k, v in value.items() if config.mla or k not in _OPTIONAL})
+    write_json(path, {k: v for k, v in value.items() if k not in usual or v != usual[k]})
 
 
 def load_config(path: Path) -> DrafterConfig:

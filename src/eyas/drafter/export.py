@@ -34,7 +34,7 @@ _HINT = "train again with `dvc repro -f -s train`"
 def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     """Return the exact keys and shapes of a drafter."""
     c, width = config, config.hidden_size
-    attention = family_of(c).shapes(c)
+    attention, normed = family_of(c).shapes(c), range(len(c.aux_layers)) if c.fc_norm else ()
     layer = {
         "hidden_norm": (width,),
         "input_layernorm": (width,),
@@ -46,6 +46,7 @@ def expected_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     }
     return {
         "fc.weight": (width, len(c.aux_layers) * c.target_hidden_size),
+        **{f"fc_norm.{i}.weight": (c.target_hidden_size,) for i in normed},
         **{f"midlayer.{name}.weight": shape for name, shape in layer.items()},
         "norm.weight": (width,),
         "lm_head.weight": (c.draft_vocab_size, width),

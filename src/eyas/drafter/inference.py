@@ -132,7 +132,7 @@ class DraftRunner:
 
     def _commit(self, next_ids: Sequence[int], aux_TLD: Tensor) -> Tensor:
         """Add the rows of committed tokens; return the output of the last, [1, D]."""
-        hidden_TD = F.linear(aux_TLD.flatten(1).float(), self._w["fc.weight"])
+        hidden_TD = self._enter(aux_TLD)
         return self._extend(torch.tensor(next_ids), hidden_TD)[-1:]
 
     def _branch(self, ids_B: Tensor, hidden_BD: Tensor, own: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -152,6 +152,14 @@ class DraftRunner:
         )
         return self._finish(hidden_BD, mixed.flatten(1))
 
+    def _enter(self, aux_TLD: Tensor) -> Tensor:
+        """Return fc's states [T, D] of the target's."""
+        aux_TLD = aux_TLD.float()
+        if self._config.fc_norm:
+            norms = [self._w[f"fc_norm.{place}.weight"] for place in range(aux_TLD.shape[1])]
+            aux_TLD = rms_norm(aux_TLD, torch.stack(norms), self._config.rms_norm_eps)
+        return F.linear(aux_TLD.flatten(1), self._w["fc.weight"])
+
     def draft_everywhere(self, path: Sequence[int], aux_TLD: Tensor, num_drafts: int) -> Tensor:
         """Return the chain drafted after each prefix of a known path, [T, num_drafts] of ids.
 
@@ -166,7 +174,7 @@ class DraftRunner:
     def attend(self, path: Sequence[int], aux_TLD: Tensor) -> tuple[Tensor, Tensor]:
         """Return fc's states [T-1, D] of a known path's rows, and what o_proj reads [T-1, H*K]."""
         ids, rows = torch.tensor(path[1:]), len(path) - 1
-        hidden = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
+        hidden = self._enter(aux_TLD[:rows])
         q, k, v = self._project(ids, hidden, torch.arange(rows))
         return hidden, self._attend(q, k, v, torch.ones(rows, rows, dtype=torch.bool).tril())
 
@@ -195,7 +203,7 @@ class DraftRunner:
         """
         ids = torch.tensor(path[1:])
         rows = len(ids)
-        hidden = F.linear(aux_TLD[:rows].flatten(1).float(), self._w["fc.weight"])
+        hidden = self._enter(aux_TLD[:rows])
         causal_TT = torch.ones(rows, rows, dtype=torch.bool).tril()
         q, k, v = self._project(ids, hidden, torch.arange(rows))
         attended = self._attend(q, k, v, causal_TT)

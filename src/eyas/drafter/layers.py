@@ -19,6 +19,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * normed.to(x.dtype)
 
 
+def unit_rms(x: Tensor, eps: float) -> Tensor:
+    """Scale the last axis to unit RMS."""
+    return rms_norm(x, x.new_ones(()), eps)
+
+
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Return the cosine and sine tables of RoPE in float32, each [*positions.shape, K]."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device)

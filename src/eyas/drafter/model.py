@@ -81,6 +81,10 @@ class Drafter(nn.Module):
         self.config = config
         width = config.hidden_size
         self.fc = nn.Linear(len(config.aux_layers) * config.target_hidden_size, width, bias=False)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(
+                RmsNorm(config.target_hidden_size, config.rms_norm_eps) for _ in config.aux_layers
+            )
         self.midlayer = DecoderLayer(config)
         self.norm = RmsNorm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
@@ -105,7 +109,8 @@ class Drafter(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Return the layer's un-normed output of the active rows for each step, [A, D] each.
 
-        Embeddings and aux states have the type in which all is computed.
+        Embeddings and aux states have the type in which all is computed. With `fc_norm` the aux
+        states come with an RMS of one (`unit_rms`), and fc's columns take the norms' weights.
         """
         attention, family = self.midlayer.self_attn, family_of(self.config)
         names = list(family.shapes(self.config))
@@ -115,13 +120,19 @@ class Drafter(nn.Module):
             given, (steps, recompute), list(inner), *self._weights(), *inner.values()
         )
 
+    def _fc(self) -> Tensor:
+        if not self.config.fc_norm:
+            return self.fc.weight
+        norms_E = torch.cat(list[Tensor](self.fc_norm.parameters()))
+        return self.fc.weight * norms_E
+
     def _weights(self) -> Weights:
         layer, width = self.midlayer, self.config.hidden_size
         attention, family = layer.self_attn, family_of(self.config)
         first = list(family.shapes(self.config))[: family.num_first]
         mixed = torch.cat([attention.weight(name) for name in first])
         return Weights(
-            fc_DE=self.fc.weight,
+            fc_DE=self._fc(),
             token_JD=mixed[:, :width],
             hidden_JD=mixed[:, width:],
             out_DJ=attention.weight("o_proj"),

@@ -4,8 +4,10 @@
 |---|---|---|---|---|
 | sglang | `midlayer.` | outputs, the first is 1: some models there add 1 only then | flat | both |
 | vllm | `layers.0.` | 1 more than the outputs: 0 is the embedding | flat | eagle3 |
-| speculators | `layers.0.` | as vllm | nested, every norm flag off | eagle3 |
+| speculators | `layers.0.` | as vllm | nested, every norm flag off but `fc_norm` | eagle3 |
 
+With `fc_norm` (EAGLE-3.1: an RMS norm of each aux state before fc) the three have the flag and keys
+`fc_norm.0.weight` to `fc_norm.2.weight`. A vLLM from before that stops at the unknown keys.
 A flat folder with the ids of `sglang` loads in vLLM without a word and reads the layers before.
 vLLM's class for latent attention takes every RoPE for YaRN, and was not tried: it is refused.
 
@@ -156,6 +158,7 @@ def _flat(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
     """Return the form of EAGLE, with rope in the old and the new form for servers of either age."""
     name, layer = _CLASSES[config.family]
     return layer(config) | {
+        **({"fc_norm": True} if config.fc_norm else {}),
         "architectures": [name],
         "target_hidden_size": config.target_hidden_size,
         "draft_vocab_size": config.draft_vocab_size,
@@ -167,12 +170,13 @@ def _flat(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
 
 
 def _speculators(config: DrafterConfig, layer_ids: list[int]) -> dict[str, Any]:
-    flags = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    flags = ("norm_before_residual", "norm_before_fc", "norm_output")
     proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
     return dict.fromkeys((*flags, "embed_requires_grad"), False) | {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
+        "fc_norm": config.fc_norm,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         _IDS: layer_ids,

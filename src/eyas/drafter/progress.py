@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from torch import Tensor
 
+from eyas.drafter.clock import Clock
 from eyas.drafter.packing import predictions
 from eyas.drafter.ranks import leads
 from eyas.drafter.schedule import Row, best_epoch
@@ -22,8 +23,8 @@ log = logging.getLogger("eyas")
 class Meter:
     """Turns steps into one line: rate since the start, time left, loss, accuracy."""
 
-    def __init__(self, now_s: float) -> None:
-        self._started_s = now_s
+    def __init__(self, now_s: float, clock: Clock) -> None:
+        self._started_s, self._clock = now_s, clock
         self._status = Status("train")
         self._steps = 0
         self._tokens = 0
@@ -38,7 +39,8 @@ class Meter:
         if self._status.due(now_s):
             rate = round(self._tokens / elapsed_s, 1)
             facts = {"done": progress.step, "total": progress.total, "unit": "steps", **row}
-            self._status.tell("run", facts | {"tokens_per_s": rate, "eta_s": round(left_s, 1)})
+            facts |= {"tokens_per_s": rate, "eta_s": round(left_s, 1)}
+            self._status.tell("run", facts | {"shares": self._clock.shares()})
         return (
             f"step {progress.step}/{progress.total} | epoch {row['epoch']} | "
             f"loss {row['loss_step1']:.3f} | accuracy {row['accuracy_step1']:.3f} | "
@@ -48,7 +50,7 @@ class Meter:
 
 
 @contextlib.contextmanager
-def reporting(every_steps: int) -> Generator[Callable[[Progress], None]]:
+def reporting(every_steps: int, clock: Clock) -> Generator[Callable[[Progress], None]]:
     """Yield what training calls after each step; the bar is redrawn every so many steps.
 
     Of several ranks only the leading one tells anything.
@@ -56,7 +58,7 @@ def reporting(every_steps: int) -> Generator[Callable[[Progress], None]]:
     if not leads():
         yield lambda _: None
         return
-    meter = Meter(time.monotonic())
+    meter = Meter(time.monotonic(), clock)
     if not sys.stderr.isatty():
         yield _logging(meter)
         return

@@ -74,21 +74,38 @@ def share(documents: list[int], lengths: Sequence[int]) -> list[int]:
     return [index for index in documents if owner[index] == dist.get_rank()]
 
 
+@contextlib.contextmanager
+def together() -> Generator[None]:
+    """Do with all ranks what needs them all.
+
+    Raises: EyasError if another rank has ended.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise  # a RuntimeError too, and this rank's own
+    except RuntimeError as error:
+        raise EyasError(
+            f"train: rank {dist.get_rank()} has lost another of {size()} ranks "
+            f"({str(error).split('. ')[0]})",
+            hint="its own message says why; the last checkpoint is kept, run the same again",
+        ) from error
+
+
 def all_sum(values: Tensor) -> Tensor:
     """Return the sum over the ranks, in place.
 
     Raises: EyasError if another rank has ended.
     """
     if size() > 1:
-        try:
+        with together():
             dist.all_reduce(values)
-        except RuntimeError as error:
-            raise EyasError(
-                f"train: rank {dist.get_rank()} has lost another of {size()} ranks "
-                f"({str(error).split('. ')[0]})",
-                hint="its own message says why; the last checkpoint is kept, run the same again",
-            ) from error
     return values
+
+
+def leader_says(value: bool) -> bool:
+    """Return the leading rank's value on every rank."""
+    return bool(all_sum(torch.tensor(float(value and leads()))))
 
 
 def wait_for_all() -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import load_checkpoint, load_drafter, save_checkpoint, save_drafter
+from eyas.drafter.clock import Clock
 from eyas.drafter.families import FAMILIES
 from eyas.drafter.induction import can_look_back
 from eyas.drafter.losses import Tally, check_loss, figures, pack_loss, trained_rows
@@ -40,6 +41,7 @@ from eyas.drafter.schedule import (
     plan_run,
     rate_at,
 )
+from eyas.drafter.sharding import Sharded, Whole, gathered
 from eyas.errors import EyasError
 from eyas.settings import Train
 
@@ -63,6 +65,7 @@ class Saving:
 
     path: Path
     every_s: float
+    shard: bool = False  # each rank keeps a part of weights and moments (sharding.py)
 
     @property
     def best(self) -> Path:
@@ -83,8 +86,10 @@ class Progress:
 class Run:
     """One training run: what stays the same from step to step."""
 
-    def __init__(self, drafter: Drafter, corpus: Corpus, settings: Train) -> None:
-        self.drafter, self.settings = drafter, settings
+    def __init__(
+        self, drafter: Drafter, corpus: Corpus, settings: Train, clock: Clock | None = None
+    ) -> None:
+        self.drafter, self.settings, self.clock = drafter, settings, clock or Clock()
         check_loss(settings.loss)
         dtype, self.device = dtype_of(settings), drafter.fc.weight.device  # all follows the drafter
         self.corpus = dataclasses.replace(
@@ -96,9 +101,22 @@ class Run:
         self.plan = plan_run(corpus.train.lengths, settings, corpus.train.windows)
         self.parts = parts_of([epoch for epoch, _ in self.plan], settings)
         self.weights = tuple(settings.ttt_decay**k for k in range(settings.ttt_steps))
-        self.optimizer = torch.optim.AdamW(
-            drafter.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
-        )
+        self.held: Whole | Sharded = Whole(drafter)
+        self.optimizer = self._optimizer()
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        rates = {"lr": self.settings.lr, "weight_decay": self.settings.weight_decay}
+        return torch.optim.AdamW(self.held.parameters, **rates, fused=True)
+
+    def shard(self) -> None:
+        """Let this rank keep its rows alone of weights and moments, from where they are."""
+        states = [self.optimizer.state[parameter] for parameter in self.held.parameters]
+        self.held = held = Sharded(self.drafter)
+        self.optimizer = self._optimizer()
+        for parameter, state in zip(held.parameters, states, strict=True):
+            rows = {name: held.cut(tensor) for name, tensor in state.items()}
+            self.optimizer.state[parameter].update(rows)
+        log.info("train: each of %d ranks keeps a part of weights and moments", ranks.size())
 
     def scale_fc(self, scale_LD: Tensor) -> None:
         """Multiply fc's columns; exact, as the factors are powers of two."""
@@ -111,25 +129,30 @@ class Run:
         The documents run in packs of at most `micro_tokens`, on all ranks; a row weighs the same in
         any of them. Loss and tally are of all ranks, gradients of this one.
         """
-        tokens = sum(packer.lengths[index] for index in documents)
-        packer.enter(documents[0])
-        mine = ranks.share(documents, packer.lengths)
-        parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
-        packs = [packer.pack(part) for part in parts]
-        rows = [trained_rows(pack, len(self.weights)) for pack in packs]
+        timed, tokens = self.clock.timed, sum(packer.lengths[index] for index in documents)
+        with timed("fetch"):
+            packer.enter(documents[0])
+            mine = ranks.share(documents, packer.lengths)
+            parts = fill(mine, packer.lengths, self.settings.micro_tokens or tokens)
+            packs = [packer.pack(part) for part in parts]
+            rows = [trained_rows(pack, len(self.weights)) for pack in packs]
         rows_KS = torch.tensor(rows, dtype=torch.long).view(-1, len(self.weights))
-        total = ranks.all_sum(rows_KS.sum(0)).clamp(min=1).tolist()
+        with timed("exchange"):
+            total = ranks.all_sum(rows_KS.sum(0)).clamp(min=1).tolist()
         losses, tallies = [], []
         for pack, own in zip(packs, rows, strict=True):
             weights = tuple(
                 w * (n / all_n) for w, n, all_n in zip(self.weights, own, total, strict=True)
             )
-            loss, tally = self._measure(pack, weights)
+            with timed("forward"):
+                loss, tally = self._measure(pack, weights)
             if loss.requires_grad:
-                loss.backward()
+                with timed("backward"):
+                    loss.backward()
             losses.append(loss.detach())
             tallies.append(tally)
-        return *self._sum(losses, tallies), tokens
+        with timed("exchange"):
+            return *self._sum(losses, tallies), tokens
 
     def _sum(self, losses: list[Tensor], tallies: list[Tally]) -> tuple[Tensor, Tally]:
         """Return loss and tally of all packs of all ranks."""
@@ -162,10 +185,12 @@ class Run:
     def validate(self, step: int, epoch: int) -> list[Row]:
         """Return the validation row, none where there is nothing to validate on."""
         val, total = self.corpus.val, None
-        with torch.no_grad():
+        with torch.no_grad(), self.clock.timed("evaluate"):
+            self.held.gather()
             for documents in plan_epoch(val.lengths, self.settings.tokens_per_step, seed=0):
                 _, tally, _ = self.measure(val, documents)
                 total = tally if total is None else total.plus(tally)
+            self.held.release()
         if total is None:
             return []
         return [{"split": "val", "step": step, "epoch": epoch, **figures(total)}]
@@ -182,9 +207,22 @@ class Run:
             group["lr"] = lr
         epoch, documents = self.plan[step]
         self.optimizer.zero_grad()
+        with self.clock.timed("exchange"):
+            self.held.gather()
         loss, tally, tokens = self.measure(self.corpus.train, documents)
-        ranks.sum_gradients(list(self.drafter.parameters()))
-        norm = nn.utils.clip_grad_norm_(self.drafter.parameters(), settings.clip_norm)
+        with self.clock.timed("exchange"):
+            self.held.reduce()
+        with self.clock.timed("optimiser"):
+            norm = self._take_step(step, loss)
+        self.clock.tokens += tokens
+        head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
+        total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
+        return {**head, **total, **figures(tally)}, tokens
+
+    def _take_step(self, step: int, loss: Tensor) -> Tensor:
+        """Let the optimiser step along the clipped gradient, and return its norm before that."""
+        parameters = self.held.parameters
+        norm = gathered(nn.utils.clip_grad_norm_(parameters, self.settings.clip_norm))
         if not (torch.isfinite(loss) and torch.isfinite(norm)):
             raise EyasError(
                 f"train: step {step + 1} of {len(self.plan)}: expected a finite loss and gradient, "
@@ -193,13 +231,11 @@ class Run:
                 "target's weights; the last checkpoint before this is kept",
             )
         first = step == 0 and len(self.parts) > 1
-        begin = [p.detach().clone() for p in self.drafter.parameters()] if first else []
+        begin = [p.detach().clone() for p in parameters] if first else []
         self.optimizer.step()
-        for parameter, kept in zip(self.drafter.parameters(), begin, strict=False):
+        for parameter, kept in zip(parameters, begin, strict=False):
             self.optimizer.state[parameter] |= {"begin": kept, "mean": torch.zeros_like(kept)}
-        head = {"split": "train", "step": step + 1, "epoch": epoch, "lr": lr}
-        total = {"loss": float(loss.detach()), "gradient_norm": float(norm)}
-        return {**head, **total, **figures(tally)}, tokens
+        return norm
 
     def part_of(self, step: int) -> range:
         """Return the steps of the run of the soup that this step belongs to."""
@@ -213,7 +249,7 @@ class Run:
         """
         if len(self.parts) == 1 or step != self.part_of(step)[-1]:
             return
-        for parameter in self.drafter.parameters():
+        for parameter in self.held.parameters:
             state = self.optimizer.state[parameter]
             state["mean"].add_(parameter, alpha=1.0 / len(self.parts))
             over = step + 1 == len(self.plan)
@@ -223,9 +259,13 @@ class Run:
 
     def keep_best(self, curve: list[Row], path: Path) -> None:
         """Write the weights if the last validation is the best so far and may end the run."""
-        wanted = self.settings.patience is not None and ranks.leads()
-        if wanted and curve[-1]["epoch"] == best_epoch(curve):
-            save_drafter(path, self.drafter)
+        if self.settings.patience is None or curve[-1]["epoch"] != best_epoch(curve):
+            return
+        with self.clock.timed("save"):
+            self.held.gather()
+            if ranks.leads():
+                save_drafter(path, self.drafter)
+            self.held.release()
 
 
 def train(
@@ -235,6 +275,7 @@ def train(
     saving: Saving,
     *,
     on_step: Callable[[Progress], None],
+    clock: Clock | None = None,
 ) -> list[Row]:
     """Train in place, going on from the checkpoint if there is one; return the curve.
 
@@ -245,17 +286,19 @@ def train(
 
     Raises: EyasError if there is nothing to train on, or loss or gradient are not finite.
     """
-    run = Run(drafter, corpus, settings)
+    run = Run(drafter, corpus, settings, clock)
     if saving.path.is_file():
         step, curve = load_checkpoint(saving.path, drafter, run.optimizer)
     else:
         run.scale_fc(run.corpus.aux_scale_LD)
         step, curve = 0, []
     ranks.agree(list(drafter.parameters()), step)
+    if saving.shard and ranks.size() > 1:
+        run.shard()
     if not step:
         curve = run.validate(0, 0)
         run.keep_best(curve, saving.best)
-    saved_s = time.monotonic()
+    saved_s, names = time.monotonic(), [name for name, _ in drafter.named_parameters()]
     while step < len(run.plan) and not has_stalled(curve, settings.patience):
         row, tokens = run.advance(step)
         curve.append(row)
@@ -269,10 +312,12 @@ def train(
         if not last:
             run.stir(step - 1)
         due = last or run.leaves_window(step) or time.monotonic() - saved_s >= saving.every_s
-        if ranks.leads() and due:
-            save_checkpoint(saving.path, drafter, run.optimizer, step=step, curve=curve)
+        if ranks.leader_says(due):
+            with run.clock.timed("save"):
+                save_checkpoint(saving.path, names, run.optimizer, step=step, curve=curve)
             saved_s = time.monotonic()
         on_step(Progress(step=step, total=len(run.plan), tokens=tokens, row=row))
+    run.held.gather()
     if settings.patience is not None:
         log.info("train: of %d epochs, number %d is kept", curve[-1]["epoch"], best_epoch(curve))
         ranks.wait_for_all()

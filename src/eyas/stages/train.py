@@ -23,18 +23,21 @@ from torch import Tensor
 
 from eyas.desk.params import Params
 from eyas.desk.stage import CONF, Report, run_beside, run_stage
+from eyas.desk.training import build_report
 from eyas.desk.turns import Windows, taking_turns
 from eyas.desk.workers import end_with_parent
 from eyas.drafter import ranks
 from eyas.drafter.checkpoint import digest_of, keep_start, save_drafter
+from eyas.drafter.clock import Clock
 from eyas.drafter.config import DrafterConfig, make_config, save_config
 from eyas.drafter.feedback import refine
 from eyas.drafter.induction import look_back
+from eyas.drafter.layers import unit_rms
 from eyas.drafter.model import Drafter, random_start
 from eyas.drafter.packing import Document, Packer, aux_scale, number_replies, predictions
 from eyas.drafter.progress import reporting, summarise
 from eyas.drafter.ridge import ridge_start, sum_equations
-from eyas.drafter.schedule import Row, dtype_of, with_dtype
+from eyas.drafter.schedule import dtype_of, with_dtype
 from eyas.drafter.training import Corpus, Saving, check_settings, train
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens, coverage
 from eyas.errors import EyasError
@@ -62,15 +65,22 @@ log = logging.getLogger("eyas")
 class StoredDocuments:
     """The mixture's samples with their states; a sample without a prediction is left out.
 
-    With `turns`, reading a sample brings its window, and the one before is gone.
+    With `turns`, reading a sample brings its window, and the one before is gone. With `fc_norm_eps`
+    aux states come with an RMS of one: all that trains the drafter sees what its fc_norm makes, but
+    for its weights.
     """
 
     def __init__(
-        self, store: Store, samples: Sequence[Sample], turns: Windows | None = None
+        self,
+        store: Store,
+        samples: Sequence[Sample],
+        turns: Windows | None = None,
+        fc_norm_eps: float | None = None,
     ) -> None:
         replies = [_replies(sample) for sample in samples]
         useful = [i for i, reply_T in enumerate(replies) if len(predictions(reply_T))]
         self._store, self._turns, self._window = store, turns, 0 if turns is None else None
+        self._fc_norm_eps = fc_norm_eps
         windows = turns.job.windows_of_samples() if turns else [0] * len(samples)
         self.windows = [windows[i] for i in useful]
         self._ids = [samples[i].id for i in useful]
@@ -91,10 +101,11 @@ class StoredDocuments:
                 f"{MANIFEST}: sample {self._ids[index]} has other tokens than the mixture",
                 hint="re-run extract",
             )
+        aux_TLD, eps = states.aux_TLD, self._fc_norm_eps
         return Document(
             input_ids_T=states.input_ids,
             reply_T=self.replies[index],
-            aux_TLD=states.aux_TLD,
+            aux_TLD=aux_TLD if eps is None else unit_rms(aux_TLD, eps),
             final_TD=states.final_TD,
             top_T2K=states.top_T2K,
         )
@@ -175,32 +186,40 @@ def train_together(params: Params, inputs: Inputs) -> Report:
     resumed = checkpoint.is_file()
     if resumed:
         log.info("train: going on from %s", checkpoint)
-    every_steps = runtime.train.log_every_steps
-    with reporting(every_steps) as on_step:
+    knobs, clock = runtime.train, Clock(cuda=torch.cuda.is_available())
+    with reporting(knobs.log_every_steps, clock) as on_step:
         curve = train(
             drafter,
             build_corpus(drafter, inputs, scale_LD),
             inputs.settings,
-            Saving(path=checkpoint, every_s=runtime.train.checkpoint_every_s),
+            Saving(path=checkpoint, every_s=knobs.checkpoint_every_s, shard=knobs.shard),
             on_step=on_step,
+            clock=clock,
         )
     train_cpu_s = time.process_time() - started_cpu_s - start_cpu_s
-    used_s = ranks.all_sum(torch.tensor([start_cpu_s, train_cpu_s], dtype=torch.float64)).tolist()
-    costs = {
-        "wall_s": round(time.monotonic() - started_s, 1),
-        "start_cpu_s": round(used_s[0], 1),
-        "train_cpu_s": round(used_s[1], 1),
-    }
-    if turns := inputs.turns:
-        costs |= {"captured_tokens": turns.tokens, "capture_s": round(turns.wall_s, 1)}
+    costs = {"wall_s": round(time.monotonic() - started_s, 1)}
+    costs |= clock.figures() | add_costs(start_cpu_s, train_cpu_s, inputs.turns)
     facts = summarise(inputs.train.replies, inputs.settings, curve, coverage(counts_V, t2d_V))
     if ranks.leads():
         save_drafter(OUT / "drafter.safetensors", drafter)
         write_jsonl(OUT / "curves.jsonl", curve)
         write_json(OUT / "training.json", facts)
         shutil.rmtree(checkpoint.parent)
-    dtype = inputs.settings.dtype
-    return build_report({**facts, **costs}, curve, every_steps, resumed=resumed, dtype=dtype)
+    told = f"{inputs.settings.dtype}{', resumed' if resumed else ''}"
+    return dataclasses.replace(
+        build_report(facts | costs, curve, knobs.log_every_steps, clock.shares(), told=told),
+        inputs=(MANIFEST, MIXTURE / "train.parquet", MIXTURE / "val.parquet"),
+        artifacts=(OUT / "config.json", OUT / "curves.jsonl", OUT / "training.json"),
+    )
+
+
+def add_costs(start_cpu_s: float, train_cpu_s: float, turns: Windows | None) -> dict[str, float]:
+    """Return the CPU time of all ranks, and what capturing took."""
+    used_s = ranks.all_sum(torch.tensor([start_cpu_s, train_cpu_s], dtype=torch.float64)).tolist()
+    costs = {"start_cpu_s": round(used_s[0], 1), "train_cpu_s": round(used_s[1], 1)}
+    if turns:
+        costs |= {"captured_tokens": turns.tokens, "capture_s": round(turns.wall_s, 1)}
+    return costs
 
 
 def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> Inputs:
@@ -216,13 +235,15 @@ def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> I
                 f"{MANIFEST}: sample {sample.id}: expected replies {sample.spans}, got {got}",
                 hint="re-run extract",
             )
+    shape, head = params.section("drafter", DrafterSettings), load_head(TARGET)
+    eps = head.norm_eps if shape.fc_norm else None
     return Inputs(
-        shape=params.section("drafter", DrafterSettings),
+        shape=shape,
         settings=with_dtype(params.section("train", Train), cuda=torch.cuda.is_available()),
-        head=load_head(TARGET),
+        head=head,
         store=store,
-        train=StoredDocuments(store, samples["train"], turns),
-        val=StoredDocuments(store, samples["val"]),
+        train=StoredDocuments(store, samples["train"], turns, eps),
+        val=StoredDocuments(store, samples["val"], None, eps),
         turns=turns,
     )
 
@@ -316,33 +337,6 @@ def identity(inputs: Inputs) -> tuple[dict[str, object], dict[str, Path]]:
         "target": TARGET / SIDECAR,
     }
     return settings, files
-
-
-def build_report(
-    facts: dict[str, float], curve: Sequence[Row], every_steps: int, *, resumed: bool, dtype: str
-) -> Report:
-    """Return metrics, thinned curves and one line for the reader."""
-    points = [
-        (f"{row['split']}_{key}", row["step"], value)
-        for row in curve
-        if row["split"] == "val" or row["step"] % every_steps == 0
-        for key, value in row.items()
-        if key not in ("split", "step", "epoch")
-    ]
-    length = facts.get("val_simulated_acceptance_length", 0.0)
-    summary = (
-        f"{facts['steps']} steps over {facts['tokens']:,} tokens in {facts['wall_s']:.0f} s"
-        f"{' (resumed)' if resumed else ''}; simulated acceptance length on the validation split "
-        f"{facts.get('val_simulated_acceptance_length_at_start', 0.0):.2f} -> {length:.2f} "
-        f"with the bonus token, {facts['ttt_steps']} draft steps, {dtype}"
-    )
-    return Report(
-        summary=summary,
-        metrics=facts,
-        inputs=(MANIFEST, MIXTURE / "train.parquet", MIXTURE / "val.parquet"),
-        artifacts=(OUT / "config.json", OUT / "curves.jsonl", OUT / "training.json"),
-        curves=tuple(points),
-    )
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ def test_a_run_killed_in_the_middle_goes_on_and_ends_with_the_same_files(
     with caplog.at_level(logging.INFO, logger="eyas"):
         report = train.work(params())
     assert "going on from" in caplog.text
-    assert "(resumed)" in report.summary
+    assert ", resumed)" in report.summary
     assert outs() == whole
 
 

@@ -260,7 +260,7 @@ def test_a_run_killed_in_a_later_window_makes_no_earlier_one_again(
     steps = [windows[documents[0]] for _, documents in plan]
     passes = [0, 1, *(window for window, _ in itertools.groupby(steps))]
     left = [now for before, now in itertools.pairwise(passes[done:]) if before != now]
-    assert ("(resumed)" in again.summary) == (owner is training)
+    assert (", resumed)" in again.summary) == (owner is training)
     assert again.metrics["captured_tokens"] == sum(
         sum(map(job.tokens, job.windows[window])) for window in left
     )

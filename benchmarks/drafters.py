@@ -123,7 +123,7 @@ def main() -> None:
 
 def run(data: Data, name: str, seed: int, place: Place) -> tuple[dict[str, Any], Gains]:
     """Make a drafter, or take the one that is kept; return its line and its gains by prompt."""
-    recipe, base = RECIPES[name], with_dtype(read_params().section("train", Train), cuda=False)
+    recipe, base = RECIPES[name], with_dtype(read_params().section("train", Train))
     data = with_fc_norm(data) if recipe.fc_norm else data
     base = dataclasses.replace(base, seed=seed)
     folder = KEPT / key_of(data, recipe, base, place)

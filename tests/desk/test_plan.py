@@ -93,6 +93,9 @@ def test_windows_are_captured_once_for_the_start_and_in_every_epoch(tree: dict[s
     assert times.format(4, "67 min") in shown(desk.make_plan(Params(tree)))
     tree["train"]["induction"] = True
     assert times.format(6, "100 min") in shown(desk.make_plan(Params(tree)))
+    tree["drafter"]["family"] = "eagle3_mla"  # whose heads do not look back
+    assert times.format(4, "67 min") in shown(desk.make_plan(Params(tree)))
+    tree["drafter"]["family"] = "eagle3"
     tree["train"] |= {"epochs": 1, "soup": 3}
     assert times.format(6, "100 min") in shown(desk.make_plan(Params(tree)))
     tree["train"]["start"] = "random"

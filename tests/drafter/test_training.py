@@ -269,9 +269,12 @@ def test_auto_is_bfloat16_where_the_processor_multiplies_it(
     settings = dataclasses.replace(SETTINGS, dtype="auto")
     for able, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {"avx512_bf16": able})
-        assert with_dtype(settings, cuda=False).dtype == expected
-    assert with_dtype(settings, cuda=True).dtype == "bfloat16"
-    assert with_dtype(SETTINGS, cuda=True).dtype == "float64"
+        assert with_dtype(settings).dtype == expected
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(torch.cuda, "is_bf16_supported", lambda able=able: not able)
+            assert with_dtype(settings).dtype != expected
+    assert with_dtype(SETTINGS).dtype == "float64"
 
 
 def test_a_kill_between_checkpoints_repeats_the_steps_after_the_last(tiny, tmp_path: Path) -> None:

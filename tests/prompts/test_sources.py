@@ -45,8 +45,8 @@ def test_file_is_read_by_its_content(
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("rows.jsonl", b'\n{"id": \nabc\n', r"rows\.jsonl:2: .*: no line of JSON"),
-        ("long.jsonl", b"abc\n" * 100 + b"{}\n", r"long\.jsonl:1: .*: no line of JSON"),
+        ("rows.jsonl", b'\n{"id": \nabc\n', r"rows\.jsonl:2: not JSON lines"),
+        ("pretty.jsonl", b'{"rows": [\n{"a": 1}\n]}\n', r"pretty\.jsonl:1: not JSON lines"),
         ("array.json", b"[1, 2", r"array\.json: not a JSON array"),
         ("rows.gz", b"plain text", r"rows\.gz: broken gzip file"),
         ("torn.gz", gzip.compress(LINES)[:-4], r"torn\.gz: broken gzip file"),
@@ -62,19 +62,13 @@ def test_broken_file_is_named_with_its_line(
 
 def test_a_line_that_is_no_json_is_a_row_to_be_counted(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'<html>\n{"id": 1}\n\n{"id": \n[2]\n{"cut": "of')
-    first, one, second, two, last = rows_of(path)
+    path.write_bytes(b'{"id": 1}\n\n{"id": \n[2]\n{"cut": "of')
+    one, first, two, last = rows_of(path)
     assert (one, two) == ({"id": 1}, [2])
-    for row, number in ((first, 1), (second, 4), (last, 6)):
+    for row, number in ((first, 3), (last, 5)):
         assert isinstance(row, Reject)
         assert row.reason == "not_json"
         assert row.detail.startswith(f"rows.jsonl:{number}: ")
-    path.write_bytes(b"abc\n" * 99 + b"{}\n" + b"abc\n" * 200)
-    assert [isinstance(row, Reject) for row in rows_of(path)] == [
-        *[True] * 99,
-        False,
-        *[True] * 200,
-    ]
 
 
 def test_a_function_document_with_a_broken_line_is_an_error(tmp_path: Path) -> None:
@@ -237,7 +231,7 @@ def test_a_source_without_a_revision_is_told_the_one_of_today(
 
 def test_broken_file_of_the_hub_is_named(snapshot: Path) -> None:
     (snapshot / "rows.jsonl").write_bytes(b"{")
-    with pytest.raises(EyasError, match=r"^\S*rows\.jsonl:1: .*: no line of JSON"):
+    with pytest.raises(EyasError, match=r"^\S*rows\.jsonl:1: not JSON lines"):
         hub("rows.jsonl")
 
 

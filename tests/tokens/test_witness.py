@@ -144,6 +144,52 @@ def test_a_stop_token_that_is_not_told_is_added_and_one_not_billed_is_an_offset(
     assert read(right, codec, ProviderRule(offset=1)).offset == 0
 
 
+def test_a_stop_in_a_reply_that_was_cut_is_refused(
+    codec: ChatML, reply: Callable[..., Response]
+) -> None:
+    ids = [*spelled(codec, "the fox"), 2]
+    with pytest.raises(RefusedError, match="a special token inside"):
+        read(reply(codec, ids, raw(codec, ids), finish_reason="length"), codec)
+
+
+def test_white_space_that_is_not_told_is_no_offset(
+    codec: ChatML, reply: Callable[..., Response]
+) -> None:
+    ids = [*spelled(codec, "the fox"), 2]
+    billed = reply(codec, ids, raw(codec, ids), content="\nthe fox", completion_tokens=len(ids) + 1)
+    with pytest.raises(RefusedError, match="another content"):
+        read(billed, codec, ProviderRule(offset=1))
+    assert read(replace(billed, content="the fox"), codec, ProviderRule(offset=1)).offset == 1
+
+
+def test_a_character_that_other_tokens_could_spell_is_refused(
+    reply: Callable[..., Response],
+) -> None:
+    """Three bytes as two tokens: one and two, or two and one."""
+    sign = "ऐ".encode()
+    ranks = {bytes([b]): b for b in range(256)} | {sign[:2]: 256, sign[1:]: 257}
+    codec = Kimi(
+        KimiTokenizer(ranks, dict(enumerate(NEEDED, start=258))), RELEASES["kimi_k2_5_instant"]
+    )
+    ends = codec.stop_ids
+    for ids in ([256, sign[2], *ends], [sign[0], 257, *ends]):
+        assert read(reply(codec, ids, raw(codec, ids)), codec).ids == ids
+        for engine in (texts, late_texts):
+            with pytest.raises(RefusedError, match="in several ways"):
+                read(reply(codec, ids, engine(codec, ids)), codec)
+    one_by_one = [*sign, *ends]
+    assert read(reply(codec, one_by_one, texts(codec, one_by_one)), codec).ids == one_by_one
+
+
+def test_what_is_told_as_one_piece_is_shown_in_part(
+    codec: ChatML, reply: Callable[..., Response]
+) -> None:
+    ids = [*spelled(codec, "the fox"), 2]
+    with pytest.raises(RefusedError) as caught:
+        read(reply(codec, ids, ("the fox " * 9999,)), codec)
+    assert len(str(caught.value)) < 100
+
+
 def test_white_space_that_a_provider_strips_is_in_the_ids(
     codec: ChatML, reply: Callable[..., Response]
 ) -> None:
@@ -158,7 +204,7 @@ def test_a_marker_that_the_reply_only_spells_stays_text(
     assert ids.count(2) == 1
     assert read(reply(codec, ids, raw(codec, ids)), codec).ids == ids
     real = [*spelled(codec, "it ends"), 1, 2]  # the model began a turn; the text does not show it
-    with pytest.raises(RefusedError, match="another content"):
+    with pytest.raises(RefusedError, match="a special token inside the reply"):
         read(reply(codec, real, raw(codec, real), content="it ends"), codec)
 
 
@@ -170,18 +216,16 @@ def test_a_marker_that_the_reply_only_spells_stays_text(
         (("the", "Ġfox", "<|im_end|>"), "'Ġfox' is no token"),
         (("the", (32, 102, 111, 120, 33), "<|im_end|>"), "is no token"),
         (("token_id:600", " fox", "<|im_end|>"), "'token_id:600' is no token"),
-        (("�", " fox", "<|im_end|>"), None),
-        (("the", "�", "<|im_end|>"), None),
-        (("the", " fox", ""), None),
-        (("�", "�", "<|im_end|>"), None),
-        (("�", "the", "<|im_end|>"), "token 1 is not told, or not where"),
-        (("�", "�", "�"), None),
-        (("�", "�", "�", "�"), "billed 3 tokens, told 4"),
+        (("�", " fox", "<|im_end|>"), "token 0 is not told, or not where"),
+        (("the", "�", "<|im_end|>"), "token 1 is not told, or not where"),
+        (("the", " fox", ""), "token 2 is not told, or not where"),
+        (("�", "�", "�"), "token 0 is not told, or not where"),
+        (("�", "�", "�", "�"), "token 0 is not told, or not where"),
         (("the", " fox", "<|im_end|>", "<|endoftext|>"), "billed 3 tokens, told 4"),
         ((), "billed 3 tokens, told 0"),
     ],
 )
-def test_unknown_pieces_are_filled_only_where_as_many_tokens_spell_the_text(
+def test_pieces_that_are_no_part_of_a_character_are_never_filled(
     codec: ChatML, reply: Callable[..., Response], pieces: tuple[Piece, ...], words: str | None
 ) -> None:
     ids = [*spelled(codec, "the fox"), 2]
@@ -198,7 +242,7 @@ def test_a_guard_token_behind_the_stop_is_refused_even_if_it_is_billed(
     codec: ChatML, reply: Callable[..., Response]
 ) -> None:
     ids = [*spelled(codec, "the fox"), 2]
-    for guard in ("<|endoftext|>", "�"):
+    for guard in ("<|endoftext|>", "�", "<|im_end|>"):
         pieces = (*texts(codec, ids), guard)
         billed = reply(codec, ids, pieces, completion_tokens=len(ids) + 1)
         with pytest.raises(RefusedError):
@@ -296,7 +340,7 @@ def test_the_evidence_tells_both_truths_and_a_refusal_is_counted_with_its_reason
     assert isinstance(one.result, Sample)
     assert one.result.flags == ("witness_refused",)
     bare = rebuild_response(prompt, replace(silent, pieces=None), codec, rules)
-    assert witness_metrics([bare]) == {}
+    assert witness_metrics([bare]) == {"witnessed_share": 0.0, "witness_refused": 0}
     assert [v.rule for v in mismatches(one)] == ["witness_refused"]
     assert mismatches(bare) == []
 

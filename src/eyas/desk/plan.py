@@ -84,7 +84,8 @@ def make_plan(params: Params) -> ProjectPlan:
     tokens = _sum([f.tokens for f in foretold])
     replies = sum(f.completion_tokens[1] for f in foretold)
     window_gb, train = params.section("extract", Extract).window_gb, params.section("train", Train)
-    of_start = 1 + 2 * train.induction + train.feedback_rounds if train.start == "ridge" else 0
+    looks_back = train.induction and params.value("drafter")["family"] == "eagle3"
+    of_start = 1 + 2 * looks_back + train.feedback_rounds if train.start == "ridge" else 0
     return ProjectPlan(
         sets=sets,
         usd=_sum([f.usd for f in foretold]),

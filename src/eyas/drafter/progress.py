@@ -113,8 +113,9 @@ def summarise(
     figures = {k: round(v, 5) for k, v in kept.items() if k not in ("split", "step", "epoch", "lr")}
     name = "val" if checks else "train"
     facts |= {f"{name}_{key}": value for key, value in figures.items()}
-    if best:
+    if best and settings.patience is not None:
         facts["best_epoch"] = best["epoch"]
+    if checks:
         key = "simulated_acceptance_length"
         facts[f"val_{key}_at_start"] = round(checks[0][key], 5)
     return facts

@@ -1,4 +1,4 @@
-"""The order and length of a training run: steps, epochs, rates, when to stop. Pure.
+"""The order and length of a training run: steps, epochs, rates, when to stop.
 
 A soup is `settings.soup` runs of `settings.epochs` epochs from the same start, each in other
 orders, whose weights are averaged (arXiv 2203.05482); 1 is a run as usual.
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from eyas.drafter import ranks
 from eyas.drafter.packing import plan_epoch
 from eyas.errors import EyasError
 from eyas.settings import Train
@@ -103,11 +104,16 @@ def check_length(settings: Train, num_val: int) -> None:
         )
 
 
-def with_dtype(settings: Train, *, cuda: bool) -> Train:
-    """Return the settings with `auto` put as the type that multiplies fastest here."""
+def with_dtype(settings: Train) -> Train:
+    """Return the settings with `auto` put as the type that multiplies fastest here.
+
+    Of several ranks the leading one's machine decides.
+    """
     if settings.dtype != AUTO:
         return settings
-    able = cuda or torch.cpu.get_capabilities().get("avx512_bf16")
+    cuda, processor = torch.cuda, torch.cpu.get_capabilities()
+    able = cuda.is_bf16_supported() if cuda.is_available() else processor.get("avx512_bf16", False)
+    able = ranks.leader_says(bool(able))
     return dataclasses.replace(settings, dtype="bfloat16" if able else "float32")
 
 

@@ -30,7 +30,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 KINDS = "file | wheel | hub"
 _PARQUET, _MARK = b"PAR1", b"\xef\xbb\xbf"
 _BATCH_ROWS = 256
-_MOST_BAD = 100  # lines that are no JSON, before the first that is: then the file is none
 Opened = BufferedReader | gzip.GzipFile
 
 
@@ -170,26 +169,19 @@ def _read_array(path: Path, data: Opened) -> Iterator[Any]:
 
 
 def _read_lines(path: Path, lines: Opened) -> Iterator[Any]:
-    bad, known = list[Reject](), False
+    is_first = True
     for number, line in enumerate(lines, start=1):
         if line.isspace():
             continue
         try:
-            row = _loads(line)
+            yield _loads(line)
         except ValueError as error:
-            row = Reject(reason="not_json", detail=f"{path.name}:{number}: {error}")
-            bad += [] if known else [row]
-        if not isinstance(row, Reject) and not known:
-            known = True
-            yield from bad
-        if known:
-            yield row
-        elif len(bad) == _MOST_BAD:
-            break
-    if bad and not known:
-        raise EyasError(
-            f"{path.parent}/{bad[0].detail}: no line of JSON", hint="fetch or mend the file"
-        )
+            if is_first:
+                raise EyasError(
+                    f"{path}:{number}: not JSON lines ({error})", hint="fetch or mend the file"
+                ) from None
+            yield Reject(reason="not_json", detail=f"{path.name}:{number}: {error}")
+        is_first = False
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:

@@ -160,7 +160,7 @@ def _report(
             f"{truth['identical_token_share']:.2%} of their tokens "
             f"({truth['kept_identical_token_share']:.2%})"
         )
-    if witness:
+    if witness.get("witnessed_share"):
         words.append(f"{witness['witnessed_share']:.2%} from token texts")
     words += rejected_providers(accounts).values()
     return Report(

@@ -239,7 +239,7 @@ def read_inputs(params: Params, store: Store, turns: Windows | None = None) -> I
     eps = head.norm_eps if shape.fc_norm else None
     return Inputs(
         shape=shape,
-        settings=with_dtype(params.section("train", Train), cuda=torch.cuda.is_available()),
+        settings=with_dtype(params.section("train", Train)),
         head=head,
         store=store,
         train=StoredDocuments(store, samples["train"], turns, eps),

@@ -68,9 +68,9 @@ def truth_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
 
 
 def witness_metrics(rebuilt: Sequence[Rebuilt]) -> Metrics:
-    """Return of how many replies the token texts gave the ids; nothing where none came."""
+    """Return of how many replies the token texts gave the ids; nothing where none was rebuilt."""
     held = [r.evidence.refused for r in rebuilt if r.evidence is not None]
-    if held.count(None) == len(held):
+    if not held:
         return {}
     witnessed = _share(reason == "" for reason in held)
     return {"witnessed_share": witnessed, "witness_refused": sum(map(bool, held))}

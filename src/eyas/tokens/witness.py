@@ -8,10 +8,9 @@ as U+FFFD, or from vLLM as nothing, and the character with its last token. It is
 """
 
 import contextlib
-import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,7 +22,10 @@ from eyas.tokens.differences import REPLACEMENT
 from eyas.tokens.providers import ProviderRule
 
 _TOKEN_ID = re.compile(r"token_id:(\d{1,9})")  # what vLLM writes for a text where it is told to
-_LOST = REPLACEMENT.encode()  # in the text too, it stands for any bytes
+_Way = tuple[Any, ...]  # an id and the way to it; empty at the beginning
+_LONGEST_PART = 16  # bytes of a token that is a part of a character
+_MOST_WAYS = 64
+_SHOWN = 40  # of a piece that is no token
 _LOST_TOKENS = 3  # of a character that was cut: it has at most 4 bytes, one at least is missing
 
 
@@ -74,8 +76,10 @@ def read_witness(
         lost += 1
     if lost > (_LOST_TOKENS if is_cut else 0):
         raise RefusedError(f"{lost} tokens after the end of the text")
+    if any(i in codec.special_ids for i in ids[: len(ids) - (not is_cut)]):
+        raise RefusedError("a special token inside the reply")
     heard = codec.normalise(codec.parse_reply(ids))
-    if part := _difference(said, heard):
+    if part := _difference(said, heard, exact=offset != 0):
         raise RefusedError(f"they tell another {part} than the reply has")
     return Reading(ids=ids, flags=heard.flags, offset=offset, half_character=lost > 0)
 
@@ -94,43 +98,74 @@ def _id_of(codec: Codec, piece: str | bytes) -> int | None:
             return int(named[1])
     found = codec.id_of(piece.encode() if isinstance(piece, str) else piece)
     if found is None:
-        raise RefusedError(f"{piece!r} is no token of the target's")
+        raise RefusedError(f"{piece[:_SHOWN]!r} is no token of the target's")
     return found
 
 
 def _filled(found: Sequence[int | None], text_ids: Sequence[int], codec: Codec) -> list[int]:
-    """Return the ids with unknown ones taken from the text's own; those after a cut are left out.
+    """Return the ids with unknown ones found from the text; those after a cut are left out.
 
-    Up to the last unknown one and its neighbour all must stand in the text as they do in the reply:
-    then a run of unknown ids has this text to spell, and as many ids do.
+    An unknown token is a part of a character. Up to the last one and its neighbour all must stand
+    in the text as they do in the reply, and there must be one way to spell it so.
 
-    | found   | the text's own ids | filled  |
-    |---------|--------------------|---------|
-    | a ? ? b | a x y b            | a x y b |
-    | a ? b   | a x y b            | refused |
+    | found   | the text       | filled                                |
+    |---------|----------------|---------------------------------------|
+    | a ? ? b | a, 2 parts, b  | a x y b, if no other two tokens do it |
+    | a ? b   | a, a word, b   | refused: a whole word has its text    |
+
+    Raises: RefusedError if there is no way, or more than one.
     """
-    tokens = [codec.bytes_of(i) for i in text_ids]
-    ends = itertools.accumulate(map(len, tokens), initial=0)
-    text = b"".join(tokens)
-    own = {e: i for e, t, i in zip(ends, tokens, text_ids, strict=False) if _LOST not in t}
+    text = b"".join(map(codec.bytes_of, text_ids))
     checked = len(found) - found[::-1].index(None) + 1
-    ids, at = list[int](), 0
+    cut = next(n for n in range(len(found), -1, -1) if n == 0 or found[n - 1] is not None)
+    ends: dict[int, _Way | None] = {0: ()}  # ways to spell the text up to a place; None: several
     for number, known in enumerate(found[:checked]):
-        if at == len(text) and found[number:].count(None) == len(found) - number:
+        if number >= cut and len(text) in ends:
+            ends = {len(text): ends[len(text)]}
             break
-        i = own.get(at) if known is None else known
-        token = b"" if i is None else codec.bytes_of(i)
-        if i is None or not token or not text.startswith(token, at):
+        longer: dict[int, _Way | None] = {}
+        for at, way in ends.items():
+            for i, size in _nexts(known, text[at : at + _LONGEST_PART], codec):
+                several = way is None or at + size in longer
+                longer[at + size] = None if several else (i, way)
+        if not 0 < len(longer) <= _MOST_WAYS:
             raise RefusedError(f"token {number} is not told, or not where the text has its place")
+        ends = longer
+    way, *others = ends.values()
+    if way is None or others:
+        raise RefusedError("parts of characters are not told, and may be spelled in several ways")
+    return [*_ids_of(way), *(i for i in found[checked:] if i is not None)]
+
+
+def _nexts(known: int | None, text: bytes, codec: Codec) -> Iterator[tuple[int, int]]:
+    """Yield the ids, with their sizes in bytes, that a token may have where this text goes on."""
+    if known is not None:
+        token = codec.bytes_of(known)
+        if token and text.startswith(token[:_LONGEST_PART]):
+            yield known, len(token)
+        return
+    for size in range(1, len(text) + 1):
+        found = codec.id_of(text[:size])
+        if found is not None and REPLACEMENT in text[:size].decode(errors="replace"):
+            yield found, size
+
+
+def _ids_of(way: _Way) -> list[int]:
+    ids = list[int]()
+    while way:
+        i, way = way
         ids.append(i)
-        at += len(token)
-    return [*ids, *(i for i in found[checked:] if i is not None)]
+    return ids[::-1]
 
 
-def _difference(said: ReplyParts, heard: ReplyParts) -> str | None:
-    """Return the part that differs: texts up to white space around them, arguments as JSON."""
+def _difference(said: ReplyParts, heard: ReplyParts, *, exact: bool) -> str | None:
+    """Return the part that differs: texts up to white space around them, arguments as JSON.
+
+    `exact`: to the last space, where a token that was billed may have been one.
+    """
     for part in ("reasoning", "content"):
-        if (getattr(said, part) or "").strip() != (getattr(heard, part) or "").strip():
+        texts = [getattr(reply, part) or "" for reply in (said, heard)]
+        if len({text if exact else text.strip() for text in texts}) > 1:
             return part
     calls = [[_meaning(call) for call in reply.tool_calls] for reply in (said, heard)]
     return None if calls[0] == calls[1] else "tool_calls"

@@ -25,6 +25,7 @@ from eyas.drafter.layers import unit_rms
 from eyas.drafter.packing import Document, Documents, number_replies
 from eyas.drafter.verifier import Target
 from eyas.drafter.vocabulary import choose_vocabulary, count_tokens
+from eyas.errors import EyasError
 from eyas.files import read_json, read_jsonl, replacing, sha256_of
 from eyas.records import Span
 from eyas.settings import Drafter as DrafterSettings
@@ -121,6 +122,20 @@ def with_fc_norm(data: Data) -> Data:
     return dataclasses.replace(data, config=config, documents=normed)
 
 
+def plain_shape() -> DrafterSettings:
+    """Return the drafter's shape.
+
+    Raises: EyasError with fc_norm, since documents and paths are read as the target gave them.
+    """
+    shape = read_params().section("drafter", DrafterSettings)
+    if shape.fc_norm:
+        raise EyasError(
+            "drafter.fc_norm: expected false for this benchmark, got true",
+            hint="drafters.py has recipes fc_norm_*, which norm the states of both",
+        )
+    return shape
+
+
 def anchor_split(folder: Path) -> Data:
     """Read the first file alone: a fifth of its replies, as sampled, is judged on, not trained on.
 
@@ -175,7 +190,7 @@ def anchor(folder: Path) -> Data:
         for r, aux_TLD in zip(heldout, aux, strict=True)
     ]
     config = make_config(
-        read_params().section("drafter", DrafterSettings),
+        plain_shape(),
         head.config,
         aux_layers=layers,
         target_name=head.config.get("_name_or_path", ""),
@@ -204,7 +219,7 @@ def finished_run() -> Data:
     sources = params.section("merge.sources", tuple[str, ...])
     prompts = evaluate.read_prompts(sources, settings)
     config = make_config(
-        inputs.shape,
+        plain_shape(),
         inputs.head.config,
         aux_layers=meta.layers,
         target_name=meta.target_name,

@@ -52,8 +52,10 @@ _PEER_READS = (
 )
 _SMALL = {"tokens_per_step": 400, "ttt_steps": 3}
 DATA = {"anchor": anchor, "anchor_split": anchor_split, "run": lambda _: finished_run()}
+_PLAIN: dict[str, Any] = {"induction": False, "soup": 1, "dtype": "float32"}
 _LOOKING = {"induction": True, "dtype": "bfloat16"}
 Gains = list[tuple[int, ...]]  # of every held-out prompt
+# Each but the first changes a plain run: one, in float32, of heads that do not look back.
 RECIPES = {
     OURS: Recipe(trainer="eyas"),
     f"{PEER}_1e-3": Recipe(trainer="specforge", settings={"start": "random", "lr": 1e-3, **_SMALL}),
@@ -123,7 +125,8 @@ def main() -> None:
 
 def run(data: Data, name: str, seed: int, place: Place) -> tuple[dict[str, Any], Gains]:
     """Make a drafter, or take the one that is kept; return its line and its gains by prompt."""
-    recipe, base = RECIPES[name], with_dtype(read_params().section("train", Train))
+    recipe, base = RECIPES[name], read_params().section("train", Train)
+    base = with_dtype(base if name == OURS else dataclasses.replace(base, **_PLAIN))
     data = with_fc_norm(data) if recipe.fc_norm else data
     base = dataclasses.replace(base, seed=seed)
     folder = KEPT / key_of(data, recipe, base, place)

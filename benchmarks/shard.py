@@ -49,7 +49,7 @@ def main() -> None:
     """Read the arguments, step, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shard", action="store_true")
-    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=1024, help="at least 256")
     parser.add_argument("--steps", type=int, default=4)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -64,7 +64,7 @@ def measure(width: int, steps: int, *, shard: bool) -> dict[str, object]:
     corpus, before = corpus_of(width), memory()
     drafter = Drafter(config_of(width), torch.ones(VOCABULARY, dtype=torch.bool))
     random_start(drafter, 0)
-    sizes = {"tokens_per_step": TOKENS * DOCUMENTS, "epochs": steps}
+    sizes = {"tokens_per_step": TOKENS * DOCUMENTS, "epochs": steps, "soup": 1, "dtype": "float32"}
     settings = Train(**read_params().value("train") | sizes)
     run = Run(drafter, corpus, settings)
     parameters = sum(p.numel() for p in drafter.parameters())

@@ -2,13 +2,12 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
 
-from eyas.drafter.layers import apply_rotary, gated_mlp, rms_norm, rotary_tables
+from eyas.drafter.layers import apply_rotary, rms_norm, rotary_tables
 
 
 def noise(*shape: int) -> torch.Tensor:
@@ -45,9 +44,3 @@ def test_rotary_equals_llamas(llama: LlamaConfig) -> None:
     want, _ = apply_rotary_pos_emb(q, k, cos, sin)
     tables = rotary_tables(positions, head_dim=8, theta=100_000.0)
     torch.testing.assert_close(apply_rotary(q, *tables), want, rtol=1e-5, atol=1e-5)
-
-
-def test_gated_mlp_equals_llamas(llama: LlamaConfig) -> None:
-    theirs, x = LlamaMLP(llama), noise(3, 32)
-    ours = gated_mlp(x, theirs.gate_proj.weight, theirs.up_proj.weight, theirs.down_proj.weight)
-    torch.testing.assert_close(ours, theirs(x))

@@ -12,13 +12,17 @@ def build_report(
     curve: Sequence[Row],
     every_steps: int,
     shares: dict[str, float],
-    *,
-    told: str,
+    about: tuple[str, bool],
 ) -> Report:
     """Return metrics, thinned curves and one line for the reader.
 
-    `shares` is where time went; `told` are further words, as the type of the products.
+    `shares` is where time went; `about`: the type of the products, and was the run resumed.
     """
+    dtype, resumed = about
+    told = [dtype]
+    if "best_epoch" in facts:  # with train.patience
+        told.append(f"of {curve[-1]['epoch']} epochs number {facts['best_epoch']:.0f} is kept")
+    told += ["resumed"] * resumed
     points = [
         (f"{row['split']}_{key}", row["step"], value)
         for row in curve
@@ -29,9 +33,10 @@ def build_report(
     length = facts.get("val_simulated_acceptance_length", 0.0)
     summary = (
         f"{facts['steps']} steps over {facts['tokens']:,} tokens in {facts['wall_s']:.0f} s "
-        f"({told}); simulated acceptance length on the validation split "
+        f"({', '.join(told)}); simulated acceptance length on the validation split "
         f"{facts.get('val_simulated_acceptance_length_at_start', 0.0):.2f} -> {length:.2f} "
-        f"with the bonus token, {facts['ttt_steps']} draft steps; time: {words.shares(shares)}"
+        f"with the bonus token, {facts['ttt_steps']} draft steps"
+        f"{'; time: ' + words.shares(shares) if shares else ''}"
     )
     metrics = facts | {f"{kind}_share": share for kind, share in shares.items()}
     return Report(summary=summary, metrics=metrics, curves=tuple(points))

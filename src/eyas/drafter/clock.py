@@ -34,8 +34,10 @@ class Clock:
             return
         self._busy = True
         begin_s, begin = time.monotonic(), self._event()
-        yield
-        self._busy = False
+        try:
+            yield
+        finally:
+            self._busy = False
         if (end := self._event()) and begin:
             self._queue.append((kind, begin, end))
         else:
@@ -64,10 +66,12 @@ class Clock:
         return {kind: round(spent / sum(seconds.values()), 3) for kind, spent in seconds.items()}
 
     def figures(self) -> dict[str, float]:
-        """Return the seconds of all, and the tokens a second of the steps."""
+        """Return the seconds of all, and the tokens a second of the steps; nothing of no step."""
         seconds = self.seconds()
         steps_s = sum(seconds.get(kind, 0.0) for kind in _OF_A_STEP)
+        if not steps_s:
+            return {}
         return {
             "train_wall_s": round(sum(seconds.values()), 1),
-            "tokens_per_s": round(self.tokens / steps_s, 1) if steps_s else 0.0,
+            "tokens_per_s": round(self.tokens / steps_s, 1),
         }

@@ -5,7 +5,6 @@ Source: Llama as in transformers/models/llama/modeling_llama.py (rotate-half for
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -38,8 +37,3 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     rotated = torch.cat([-second, first], dim=-1)
     return x * cos.to(x.dtype) + rotated * sin.to(x.dtype)
-
-
-def gated_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Return Llama's MLP, down(silu(gate(x)) * up(x)); weights in `nn.Linear` layout."""
-    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)

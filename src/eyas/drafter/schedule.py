@@ -122,7 +122,8 @@ def dtype_of(settings: Train) -> torch.dtype:
 
     Raises: EyasError if it is none of those that work.
     """
-    if settings.dtype not in _DTYPES:
+    name = with_dtype(settings).dtype
+    if name not in _DTYPES:
         names = ", ".join((AUTO, *_DTYPES))
-        raise EyasError(f"train.dtype: expected one of {names}, got {settings.dtype!r}")
-    return getattr(torch, settings.dtype)
+        raise EyasError(f"train.dtype: expected one of {names}, got {name!r}")
+    return getattr(torch, name)

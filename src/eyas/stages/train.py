@@ -203,11 +203,12 @@ def train_together(params: Params, inputs: Inputs) -> Report:
     if ranks.leads():
         save_drafter(OUT / "drafter.safetensors", drafter)
         write_jsonl(OUT / "curves.jsonl", curve)
-        write_json(OUT / "training.json", facts)
+        write_json(OUT / "training.json", facts | {"dtype": inputs.settings.dtype})
         shutil.rmtree(checkpoint.parent)
-    told = f"{inputs.settings.dtype}{', resumed' if resumed else ''}"
+    shares, dtype = clock.shares(), inputs.settings.dtype
+    report = build_report(facts | costs, curve, knobs.log_every_steps, shares, (dtype, resumed))
     return dataclasses.replace(
-        build_report(facts | costs, curve, knobs.log_every_steps, clock.shares(), told=told),
+        report,
         inputs=(MANIFEST, MIXTURE / "train.parquet", MIXTURE / "val.parquet"),
         artifacts=(OUT / "config.json", OUT / "curves.jsonl", OUT / "training.json"),
     )

@@ -49,11 +49,31 @@ def test_every_spelling_of_sharegpts_roles_is_known(name: str, asker: str) -> No
 
 @pytest.mark.parametrize(
     ("identity", "conversation"),
-    [("abc_0", "abc"), ("abc_12", "abc"), ("a_b_2", "a_b"), ("abc", ""), ("_3", ""), (7, "")],
+    [
+        ("QWJhYvA_0", "QWJhYvA"),
+        ("i6IyJda_12", "i6IyJda"),
+        ("identity_3", ""),
+        ("abc_0", ""),
+        ("QWJhYvA", ""),
+        ("_3", ""),
+        (7, ""),
+    ],
 )
 def test_parts_of_a_split_conversation_name_it(identity: Any, conversation: str) -> None:
     found = parsed("sharegpt", {"id": identity, "conversations": [human()]})
     assert (found.upstream_id, found.conversation) == (str(identity), conversation)
+
+
+def test_speakers_are_known_in_any_case() -> None:
+    said = [
+        {"from": "Human", "value": "q"},
+        {"from": "function_call", "value": '{"name": "f", "arguments": {}}'},
+        {"from": "TOOL", "value": ""},
+        {"from": "model", "value": "a"},
+        {"from": "USER", "value": "and?"},
+    ]
+    found = parsed("sharegpt", {"id": "a", "conversations": said})
+    assert [m["role"] for m in found.messages] == ["user", "assistant", "tool", "assistant", "user"]
 
 
 def test_tool_calls_in_sharegpts_form_are_linked_to_their_answers() -> None:

@@ -1,4 +1,5 @@
 import gzip
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +46,8 @@ def test_file_is_read_by_its_content(
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("rows.jsonl", b'\n{"id": \nabc\n', r"rows\.jsonl:2: not JSON lines"),
-        ("pretty.jsonl", b'{"rows": [\n{"a": 1}\n]}\n', r"pretty\.jsonl:1: not JSON lines"),
+        ("rows.jsonl", b'\n{"id": \nabc\n', r"rows\.jsonl:2: .*neither JSON lines"),
+        ("pretty.jsonl", b"[\n1,\n2\n", r"pretty\.jsonl"),
         ("array.json", b"[1, 2", r"array\.json: not a JSON array"),
         ("rows.gz", b"plain text", r"rows\.gz: broken gzip file"),
         ("torn.gz", gzip.compress(LINES)[:-4], r"torn\.gz: broken gzip file"),
@@ -69,6 +70,11 @@ def test_a_line_that_is_no_json_is_a_row_to_be_counted(tmp_path: Path) -> None:
         assert isinstance(row, Reject)
         assert row.reason == "not_json"
         assert row.detail.startswith(f"rows.jsonl:{number}: ")
+
+
+def test_an_object_over_many_lines_is_one_row(tmp_path: Path) -> None:
+    (tmp_path / "a.traj").write_text(json.dumps({"trajectory": [1, {"b": 2}]}, indent=2))
+    assert rows_of(tmp_path / "a.traj") == [{"trajectory": [1, {"b": 2}]}]
 
 
 def test_a_function_document_with_a_broken_line_is_an_error(tmp_path: Path) -> None:
@@ -231,7 +237,7 @@ def test_a_source_without_a_revision_is_told_the_one_of_today(
 
 def test_broken_file_of_the_hub_is_named(snapshot: Path) -> None:
     (snapshot / "rows.jsonl").write_bytes(b"{")
-    with pytest.raises(EyasError, match=r"^\S*rows\.jsonl:1: not JSON lines"):
+    with pytest.raises(EyasError, match=r"^\S*rows\.jsonl:1: .*neither JSON lines"):
         hub("rows.jsonl")
 
 

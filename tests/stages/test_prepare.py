@@ -157,10 +157,10 @@ def test_prompts_like_one_another_or_like_a_benchmark_are_counted(place: Path) -
 def test_conversation_is_written_only_where_rows_share_one(place: Path) -> None:
     said = [{"from": "human", "value": "Hi"}]
     rows = [{"id": f"{i}", "conversations": [said[0] | {"value": f"{i}?"}]} for i in range(9)]
-    write_rows(place, [*rows, *({"id": f"abc_{i}", "conversations": said} for i in (0, 2))])
+    write_rows(place, [*rows, *({"id": f"QWJhYvA_{i}", "conversations": said} for i in (0, 2))])
     work(params(prepare=prepared("sharegpt"), heldout=0))
     shared = {line["upstream_id"]: line.get("conversation", "") for line in written("prompts")}
-    assert {name: key for name, key in shared.items() if key} == {"abc_0": "abc"}
+    assert {name: key for name, key in shared.items() if key} == {"QWJhYvA_0": "QWJhYvA"}
     assert read_records(Path("data/prompts/mine.jsonl"), Prompt)
 
 

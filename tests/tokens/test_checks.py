@@ -112,13 +112,34 @@ def test_faulty_arguments_are_a_flag_and_hide_no_other_rule(
     schema = {"type": "object", "required": ["x"]}
     tools = {"p1": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
     context = Context(codec=Calling(codec), rules=replace(rules, drop_loops=False), tools=tools)
-    (violation,) = violations_of(saying(codec, make_sample, "{}"), context)
+    split = saying(codec, make_sample, "{}", id="p1-0", conversation="the whole it is a part of")
+    (violation,) = violations_of(split, context)
     assert (violation.rule, violation.severity) == ("arguments_fit", "flag")
     assert violation.detail == "f: arguments: 'x' is missing"
-    other = saying(codec, make_sample, "{}", conversation="p2")
+    other = saying(codec, make_sample, "{}", id="p2-0")
     assert violations_of(other, context) == []
-    looping = saying(codec, make_sample, "the dog the dog the dog the dog")
+    looping = saying(codec, make_sample, "the dog the dog the dog the dog", id="p1-0")
     assert rules_broken(looping, context) == ["no_repetition_loop", "arguments_fit"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ('{"x": "\N{REPLACEMENT CHARACTER}"}', "no_replacement_character"),
+        ('{"x": "<|im_end|>"}', "no_leaked_marker"),
+        ('{"x": "data: [DONE]"}', "no_api_fragment"),
+    ],
+)
+def test_the_arguments_of_a_call_are_looked_at_as_text_is(
+    codec: ChatML, rules: Validate, make_sample: MakeSample, arguments: str, rule: str
+) -> None:
+    class Writes(Calling):
+        def parse_reply(self, ids: Sequence[int]) -> ReplyParts:
+            function = {"name": "f", "arguments": arguments}
+            return ReplyParts(content=None, tool_calls=({"id": "c", "function": function},))
+
+    context = Context(codec=Writes(codec), rules=rules)
+    assert rule in rules_broken(saying(codec, make_sample, "the fox"), context)
 
 
 def test_markup_is_judged_reply_by_reply_and_only_the_last_may_be_cut(

@@ -62,6 +62,10 @@ def with_functions(row: object, files: Mapping[str, list[Any]]) -> object:
     if not isinstance(row, dict) or "function" in row:
         return row
     classes, left_out = row.get("involved_classes"), row.get("excluded_function") or []
+    missed = row.get("missed_function")  # by turn: the functions told later, not with the prompt
+    if isinstance(missed, dict) and isinstance(left_out, list):
+        told = [names for names in missed.values() if isinstance(names, list)]
+        left_out = [*left_out, *(name for names in told for name in names)]
     names = [FUNCTION_FILES.get(str(c), "") for c in classes] if isinstance(classes, list) else []
     if not names or not isinstance(left_out, list) or not files.keys() >= set(names):
         return row

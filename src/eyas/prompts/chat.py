@@ -103,8 +103,8 @@ def _message(item: object) -> Message:
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = _tool_calls(role, calls)
-    elif not isinstance(content, str) or not content.strip():
-        raise RowError("no_content", item)
+    elif not isinstance(content, str) or not (content.strip() or role == "tool"):
+        raise RowError("no_content", item)  # a tool may have nothing to say
     if not isinstance(content, str | None):
         raise RowError("no_content", item)
     return message | _names(item)

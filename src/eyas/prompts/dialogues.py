@@ -14,12 +14,12 @@ from eyas.records import Message
 
 _SPEAKERS = {
     **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant"), "assistant"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "assistant"), "assistant"),
     "system": "system",
     "function_call": "call",
-    "observation": "tool",
+    **dict.fromkeys(("observation", "tool", "function_response"), "tool"),
 }
-_PART = re.compile(r"(.+)_\d+", re.DOTALL)
+_PART = re.compile(r"([A-Za-z0-9]{7})_\d+")  # as ShareGPT names its conversations
 _THINK = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 _THOUGHT = re.compile(
     r"\s*<\|begin_of_thought\|>(.*?)<\|end_of_thought\|>"
@@ -82,7 +82,7 @@ def parse_ultrachat(row: Mapping[str, Any]) -> ParsedRow:
 def parse_sharegpt(row: Mapping[str, Any]) -> ParsedRow:
     """Parse ShareGPT, glaive's tool calls in its form included; parts of one split stay together.
 
-    Example: rows `abc_0` and `abc_2` are both of the conversation `abc`.
+    Example: rows `QWJhYvA_0` and `QWJhYvA_2` are both of the conversation `QWJhYvA`.
     """
     identity = upstream_id(row, "id")
     part = _PART.fullmatch(identity)
@@ -109,10 +109,11 @@ def _turn(item: object) -> Message:
     if not isinstance(item, dict):
         raise RowError("bad_message", item)
     speaker, value = item.get("from"), item.get("value")
-    if not isinstance(speaker, str) or speaker not in _SPEAKERS:
+    role = _SPEAKERS.get(speaker.lower()) if isinstance(speaker, str) else None
+    if role is None:
         raise RowError("bad_role", speaker)
-    if _SPEAKERS[speaker] != "call":
-        return {"role": _SPEAKERS[speaker], "content": value}
+    if role != "call":
+        return {"role": role, "content": value}
     if not isinstance(value, str):
         raise RowError("bad_tool_calls", value)
     calls = json_of(value, "bad_tool_calls")

@@ -6,6 +6,7 @@ Source: https://huggingface.co/docs/datasets/stream,
 https://huggingface.co/docs/huggingface_hub/guides/download (a commit's files).
 """
 
+import contextlib
 import fnmatch
 import gzip
 import importlib
@@ -48,7 +49,7 @@ def read_rows(source: Source) -> Iterator[Any]:
 def read_file(path: Path) -> Iterator[Any]:
     """Yield the rows of one file; what it holds is told by its first bytes.
 
-    Raises: EyasError naming the file that cannot be read, or has no line of JSON among its first.
+    Raises: EyasError naming the file that cannot be read, or that begins with no JSON.
     """
     if not path.is_file():
         raise EyasError(
@@ -177,11 +178,22 @@ def _read_lines(path: Path, lines: Opened) -> Iterator[Any]:
             yield _loads(line)
         except ValueError as error:
             if is_first:
-                raise EyasError(
-                    f"{path}:{number}: not JSON lines ({error})", hint="fetch or mend the file"
-                ) from None
+                yield _one_object(path, line + b"".join(lines), f"{path}:{number}: {error}")
+                return
             yield Reject(reason="not_json", detail=f"{path.name}:{number}: {error}")
         is_first = False
+
+
+def _one_object(path: Path, text: bytes, told: str) -> dict[str, Any]:
+    """Return a file that is one JSON object over many lines, as a trajectory is written.
+
+    Raises: EyasError if it is not; `told` is what its first line said.
+    """
+    with contextlib.suppress(ValueError):
+        value = _loads(text)
+        if isinstance(value, dict):
+            return value
+    raise EyasError(f"{told}: neither JSON lines nor one object", hint="fetch or mend the file")
 
 
 def _read_parquet(path: Path) -> Iterator[Any]:

@@ -35,7 +35,7 @@ class Context:
 
     codec: Codec
     rules: Validate
-    tools: Mapping[str, Sequence[Tool]] = field(default_factory=dict)  # by conversation
+    tools: Mapping[str, Sequence[Tool]] = field(default_factory=dict)  # by prompt id
 
 
 def check_ids_in_range(sample: Sample, context: Context) -> str | None:
@@ -143,7 +143,7 @@ def loop_period(ids: Sequence[int], max_ngram: int, times: int) -> int:
 
 def check_arguments_fit(sample: Sample, context: Context) -> str | None:
     """The arguments of every call are JSON that the declared schema allows; a flag."""
-    tools = context.tools.get(sample.conversation, ())
+    tools = context.tools.get(sample.id.rpartition("-")[0], ())
     for part in _parsed(sample, context):
         for call in part.tool_calls:
             if fault := call_fault(call, tools):
@@ -199,8 +199,13 @@ def _body(reply: Sequence[int], context: Context) -> Sequence[int]:
 
 
 def _replies(sample: Sample, context: Context) -> list[str]:
-    parts = _parsed(sample, context)
-    return [f"{part.reasoning or ''}{part.content or ''}" for part in parts]
+    """Return all text of each reply: reasoning, content, and the calls' names and arguments."""
+    texts = []
+    for part in _parsed(sample, context):
+        functions = [call["function"] for call in part.tool_calls]
+        texts.append(f"{part.reasoning or ''}{part.content or ''}")
+        texts += [text for f in functions for text in (f["name"], f["arguments"])]
+    return texts
 
 
 def _parsed(sample: Sample, context: Context) -> list[ReplyParts]:

@@ -18,6 +18,7 @@ from eyas.records import Message, Prompt, Response, Sample, Span, Violation
 from eyas.settings import Validate
 from eyas.tokens.borders import edit_reply
 from eyas.tokens.codecs import Codec, ReplyParts
+from eyas.tokens.codecs.replies import IMPLICIT_THINK_END
 from eyas.tokens.differences import REPLACEMENT, difference, num_identical
 from eyas.tokens.providers import AS_GIVEN, KEPT_FINISHES, ProviderRule, parts_of
 from eyas.tokens.spellings import SPELLINGS, spell
@@ -118,18 +119,30 @@ def _spelled(
     *,
     is_half: bool,
 ) -> Reading:
-    """Return the ids in the first of the provider's spellings that fits the bill, or the first."""
+    """Return the ids in the provider's first spelling if they fit the bill, or in what alone does.
+
+    Tried are the spellings of arguments, and a thought that the calls ended without `</think>`,
+    which no API tells. If none fits, or two do that differ, the first is taken, as it is.
+    """
     finish = response.finish_reason
     offset = provider.offset_of(finish)
-    names = provider.spellings if reply.tool_calls else provider.spellings[:1]
-    tried = list[Reading]()
-    for name in names:
-        said = spell(reply, name)
+
+    def read(said: ReplyParts) -> Reading:
         ids = codec.reply_ids(said, finish)
-        tried.append(Reading(ids=ids, flags=said.flags, offset=offset, half_character=is_half))
-        if len(ids) == response.completion_tokens - offset:
-            return tried[-1]
-    return tried[0]
+        return Reading(ids=ids, flags=said.flags, offset=offset, half_character=is_half)
+
+    def fits(reading: Reading) -> bool:
+        return len(reading.ids) == response.completion_tokens - offset
+
+    first = read(spell(reply, provider.spellings[0]))
+    if fits(first) or not reply.tool_calls:
+        return first
+    endings = [reply]
+    if reply.reasoning and not reply.content and IMPLICIT_THINK_END not in reply.flags:
+        endings.append(replace(reply, flags=(*reply.flags, IMPLICIT_THINK_END)))
+    tried = [read(spell(said, name)) for said in endings for name in provider.spellings]
+    fitting = {tuple(reading.ids): reading for reading in tried if fits(reading)}
+    return next(iter(fitting.values())) if len(fitting) == 1 else first
 
 
 def _sample(

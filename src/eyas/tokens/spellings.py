@@ -29,7 +29,7 @@ def spell(reply: ReplyParts, spelling: str) -> ReplyParts:
 def _respelled(call: dict[str, Any], separators: tuple[str, str]) -> dict[str, Any]:
     """Return the call with its arguments written anew; arguments that are no JSON stay."""
     function = call.get("function")
-    if not isinstance(function, dict) or "arguments" not in function:
+    if not isinstance(function, dict) or function.get("arguments") is None:
         return call
     given = arguments_text(call)
     try:

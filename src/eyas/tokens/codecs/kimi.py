@@ -143,20 +143,27 @@ class Kimi:
         return ReplyParts(content=content, reasoning=reasoning, tool_calls=calls or (), flags=flags)
 
     def _parse_calls(self, ids: list[int]) -> tuple[dict[str, Any], ...] | None:
-        """Return the calls of a section that is whole and the last thing said, or None."""
+        """Return the calls of a section that is the last thing said, or None.
+
+        A section that was cut has its last call as far as it was said.
+        """
         if not ids:
             return ()
-        if ids[-1] != self._id[SECTION_END]:
-            return None
-        before, *parts = _split(ids[1:-1], self._id[CALL])
+        is_whole = ids[-1] == self._id[SECTION_END]
+        before, *parts = _split(ids[1:-1] if is_whole else ids[1:], self._id[CALL])
         calls = []
-        for part in parts:
-            pieces = _split(part[:-1], self._id[ARGUMENTS])
-            if before or len(pieces) != 2 or part[-1] != self._id[CALL_END]:
+        for number, part in enumerate(parts, start=1):
+            is_cut = not is_whole and number == len(parts)
+            if part[-1:] == [self._id[CALL_END]]:
+                part = part[:-1]
+            elif not is_cut:
                 return None
-            identity, arguments = map(self._tokenizer.decode, pieces)
+            pieces = _split(part, self._id[ARGUMENTS])
+            if before or (len(pieces) != 2 and not (is_cut and len(pieces) == 1)):
+                return None
+            identity, arguments = map(self._tokenizer.decode, (*pieces, [])[:2])
             calls.append(kimi_reply.call_of(identity, arguments))
-        return tuple(calls) or None
+        return tuple(calls) or (None if before or is_whole else ())
 
     def markup_fault(self, ids: Sequence[int], *, is_cut: bool) -> str | None:
         """Return the markers of a reply if they do not follow one another as they must, or None."""

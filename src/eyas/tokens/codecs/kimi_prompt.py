@@ -161,7 +161,7 @@ def arguments_text(call: Mapping[str, Any]) -> str:
     Raises: EyasError for a call without arguments.
     """
     function = call.get("function")
-    if not isinstance(function, dict) or "arguments" not in function:
+    if not isinstance(function, dict) or function.get("arguments") is None:
         raise EyasError(f"tool_calls: expected a function with arguments, got {call!r}")
     arguments = function["arguments"]
     if isinstance(arguments, str):

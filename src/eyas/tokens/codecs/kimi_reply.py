@@ -33,11 +33,6 @@ TOOL_ID_REWRITTEN = "tool_id_rewritten"  # a server gave the call another id tha
 
 _ENDINGS = (IM_END, "[EOS]")
 _OWN_ID = re.compile(r"(functions\.)?[\w.\-]+:\d+")
-_RAW_CALL = (
-    rf" ?{re.escape(CALL)} ?(?P<id>{_OWN_ID.pattern}) ?{re.escape(ARGUMENTS)}"
-    rf" ?(?P<arguments>(?:(?!<\|tool_call).)*?) ?{re.escape(CALL_END)}"
-)
-_CALL = re.compile(_RAW_CALL, re.DOTALL)
 _LETTERS = {
     THINK: "T",
     THINK_END: "t",
@@ -48,11 +43,6 @@ _LETTERS = {
     SECTION_END: "s",
 }
 _WHOLE_SECTION = "S(?:CAE)+s"
-_LAST_SECTION = re.compile(
-    rf"{re.escape(SECTION)}(?P<calls>(?:{re.sub(r'[?]P<[a-z]+>', '?:', _RAW_CALL)})+)"
-    rf" ?{re.escape(SECTION_END)}\s*\Z",
-    re.DOTALL,
-)
 
 
 def normalise(reply: ReplyParts, *, thinking: bool) -> ReplyParts:
@@ -69,16 +59,39 @@ def _with_calls_lifted(reply: ReplyParts) -> ReplyParts:
     if SECTION not in reasoning and SECTION not in content:
         return reply
     in_reasoning = not content
-    text = reasoning if in_reasoning else content
-    found = _LAST_SECTION.search(text)
-    if found is None or reply.tool_calls or (reasoning + content).count(SECTION) > 1:
+    before, _, section = (reasoning if in_reasoning else content).partition(SECTION)
+    calls = _calls_of(section)
+    if calls is None or reply.tool_calls or (reasoning + content).count(SECTION) > 1:
         return replace(reply, flags=(*reply.flags, MALFORMED_TOOL_CALLS))
-    calls, before = tuple(_CALL.finditer(found["calls"])), text[: found.start()]
+    if section.startswith(" "):  # a server that joins tokens with spaces
+        before = before.removesuffix(" ")
     flags = (*reply.flags, RAW_TOOL_CALLS, *([IMPLICIT_THINK_END] if in_reasoning else []))
-    lifted = replace(
-        reply, tool_calls=tuple(call_of(c["id"], c["arguments"]) for c in calls), flags=flags
-    )
+    lifted = replace(reply, tool_calls=calls, flags=flags)
     return replace(lifted, reasoning=before) if in_reasoning else replace(lifted, content=before)
+
+
+def _calls_of(section: str) -> tuple[dict[str, Any], ...] | None:
+    """Return the calls of a section's text, from behind its first marker; None if it is not whole.
+
+    At each marker there may be a space; behind the last there may be white space, and nothing else.
+    """
+    inside, end, after = section.partition(SECTION_END)
+    before, *parts = inside.split(CALL)
+    if not end or after.strip() or before.strip(" ") or not parts:
+        return None
+    calls = []
+    for part in parts:
+        identity, marker, rest = part.removesuffix(" ").partition(ARGUMENTS)
+        identity, arguments = _bare(identity), _bare(rest.removesuffix(CALL_END))
+        whole = marker and rest.endswith(CALL_END) and "<|tool_call" not in arguments
+        if not (whole and _OWN_ID.fullmatch(identity)):
+            return None
+        calls.append(call_of(identity, arguments))
+    return tuple(calls)
+
+
+def _bare(text: str) -> str:
+    return text.removeprefix(" ").removesuffix(" ")
 
 
 def call_of(identity: str, arguments: str) -> dict[str, Any]:

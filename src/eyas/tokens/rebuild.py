@@ -12,6 +12,7 @@ What a provider does to every reply and its bill is in its `ProviderRule`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from eyas.errors import EyasError
 from eyas.records import Message, Prompt, Response, Sample, Span, Violation
@@ -76,22 +77,20 @@ def rebuild_response(
         prompt_ids = codec.render_prompt(prompt.messages, prompt.tools)
         if response.source == "imported" and response.true_ids is not None:
             return _imported(prompt, response, prompt_ids, response.true_ids)
+        by_text = partial(_spelled, whole, response, codec, provider, is_half=whole != said)
         try:
             reading, refused = read_witness(response, whole, codec, provider), ""
         except RefusedError as error:
-            reading = _spelled(whole, response, codec, provider, is_half=whole != said)
-            refused = str(error)
+            reading, refused = by_text(), str(error)
+        text = reading if refused or response.true_ids is None else by_text()
     except EyasError as error:
         return _rejected(prompt, "not_of_this_format", str(error))
     if _is_empty(reading.ids, codec):
         return _rejected(prompt, "empty_reply", f"finish_reason {finish}")
     evidence = _weigh(response, prompt_ids, reading, provider)
     if response.pieces is not None:
-        evidence = replace(evidence, refused=refused)
-        if response.true_ids is not None:
-            bare = replace(response, pieces=None)
-            text = rebuild_response(prompt, bare, codec, rules, provider).evidence
-            evidence = replace(evidence, text_identical=text is not None and text.identical)
+        identical = _weigh(response, prompt_ids, text, provider).identical
+        evidence = replace(evidence, refused=refused, text_identical=identical)
     if evidence.identical is False:
         told = difference(response.true_ids or (), reading.ids, codec.decode)
         evidence = replace(evidence, difference=told)
